@@ -2,12 +2,14 @@
 
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <random>
 #include <utility>
 
@@ -19,7 +21,9 @@ namespace {
 constexpr std::int64_t version = 1;
 constexpr std::int64_t application = 0x50656e54;
 
-constexpr const char* settings = "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;";
+// The schema of a file that others could write to may call no functions.
+constexpr const char* settings =
+    "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON; PRAGMA trusted_schema = OFF;";
 
 // Usage is kept by triggers, so that nobody has to add up a million units.
 constexpr const char* schema = R"sql(
@@ -55,7 +59,7 @@ END;
 
 constexpr const char* unit_columns =
     "id, name, tier, kind, size, room, files, identity, checksum, accesses, heat, heat_at, accessed_at, moved_at, "
-    "pinned, doubt, is_new";
+    "pinned, doubt, is_new, tier IN (SELECT id FROM tier) AND (pinned IS NULL OR pinned IN (SELECT id FROM tier))";
 
 constexpr const char* move_columns =
     "unit, job, stage, source, target, staged, source_inode, identity, room, done, began_at";
@@ -68,33 +72,53 @@ std::int64_t stored(std::uint64_t value) {
 }
 
 // What is left of a query, each row by `read`.
-template <typename Read>
-auto all_rows(Statement& row, const Read& read) -> Result<std::vector<decltype(read(row))>> {
-  std::vector<decltype(read(row))> all;
+template <typename Row>
+Result<std::vector<Row>> all_rows(const Database& database, Statement& row,
+                                  Result<Row> (*read)(const Database&, const Statement&)) {
+  std::vector<Row> all;
   for (;;) {
     const auto more = row.step();
     if (!more) return more.error();
     if (!*more) return all;
-    all.push_back(read(row));
+    auto one = read(database, row);
+    if (!one) return std::move(one).error();
+    all.push_back(std::move(*one));
   }
 }
 
-TierRow tier_row(const Statement& row) {
-  return {.id = row.integer(0),
-          .name = row.text(1),
-          .path = row.text(2),
-          .mark = row.text(3),
-          .capacity_bytes = count(row.integer(4)),
-          .low_water = row.real(5),
-          .high_water = row.real(6),
-          .from_heat = row.real(7),
-          .read_only = row.integer(8) != 0,
-          .read_speed = row.real(9),
-          .write_speed = row.real(10),
-          .gpu_direct = row.text(11)};
+template <typename Row>
+Result<std::optional<Row>> optional(Result<Row> row) {
+  if (!row) return std::move(row).error();
+  return std::optional<Row>(std::move(*row));
 }
 
-Brief brief_row(const Statement& row) {
+// Others may have written to the file, so nothing that it says is taken for granted.
+Result<TierRow> tier_row(const Database& database, const Statement& row) {
+  const bool are_texts = row.is_text(1) && row.is_text(2) && row.is_text(3);  // before they are converted
+  TierRow tier{.id = row.integer(0),
+               .name = row.text(1),
+               .path = row.text(2),
+               .mark = row.text(3),
+               .capacity_bytes = count(row.integer(4)),
+               .low_water = row.real(5),
+               .high_water = row.real(6),
+               .from_heat = row.real(7),
+               .read_only = row.integer(8) != 0,
+               .read_speed = row.real(9),
+               .write_speed = row.real(10),
+               .gpu_direct = row.text(11)};
+  const bool has_path = tier.path.starts_with('/') && tier.path.find('\0') == std::string::npos;
+  const bool has_marks = tier.low_water > 0 && tier.low_water <= tier.high_water && tier.high_water <= 1;
+  const bool has_texts = are_texts && check_tier_name(tier.name).ok();
+  if (has_texts && has_path && has_marks && tier.from_heat >= 0) return tier;
+  return database.damaged("a tier has an impossible name, path or limit (row " + std::to_string(tier.id) + ")");
+}
+
+Error impossible_unit(const Database& database, std::int64_t id) {
+  return database.damaged("a unit has an impossible name, kind or tier (row " + std::to_string(id) + ")");
+}
+
+Result<Brief> brief_row(const Database& database, const Statement& row) {
   Brief brief{.id = row.integer(0),
               .tier = row.integer(1),
               .room_bytes = count(row.integer(2)),
@@ -102,10 +126,12 @@ Brief brief_row(const Statement& row) {
               .heat_at = row.real(4),
               .moved_at = row.real(5)};
   if (!row.is_null(6)) brief.pinned = row.integer(6);
+  if (row.integer(7) == 0) return impossible_unit(database, brief.id);
   return brief;
 }
 
-UnitRow unit_row(const Statement& row) {
+Result<UnitRow> unit_row(const Database& database, const Statement& row) {
+  const bool is_text = row.is_text(1);  // before it is converted
   UnitRow unit{.id = row.integer(0),
                .name = row.text(1),
                .tier = row.integer(2),
@@ -123,10 +149,14 @@ UnitRow unit_row(const Statement& row) {
                .doubt = row.text(15),
                .is_new = row.integer(16) != 0};
   if (!row.is_null(14)) unit.pinned = row.integer(14);
-  return unit;
+  const auto name = checked_name(unit.name);
+  const bool has_name = is_text && name.ok() && *name == unit.name;
+  const bool has_kind = row.integer(3) == 0 || row.integer(3) == 1;
+  if (has_name && has_kind && row.integer(17) != 0) return unit;
+  return impossible_unit(database, unit.id);
 }
 
-MoveRow move_row(const Statement& row) {
+Result<MoveRow> move_row(const Database& database, const Statement& row) {
   MoveRow move{.unit = row.integer(0),
                .job = static_cast<Job>(row.integer(1)),
                .stage = static_cast<Stage>(row.integer(2)),
@@ -138,7 +168,13 @@ MoveRow move_row(const Statement& row) {
                .done_bytes = count(row.integer(9)),
                .began_at = row.real(10)};
   if (!row.is_null(3)) move.source = row.integer(3);
-  return move;
+  const auto is_bit = [&](int column) {
+    return row.is_integer(column) && (row.integer(column) == 0 || row.integer(column) == 1);
+  };
+  // Only what is written for the first time comes from nowhere.
+  const bool has_source = move.source || move.job == Job::write;
+  if (move.unit > 0 && is_bit(1) && is_bit(2) && has_source) return move;
+  return database.damaged("a move has an impossible step (of unit " + std::to_string(move.unit) + ")");
 }
 
 // The number that a pragma tells.
@@ -147,6 +183,45 @@ Result<std::int64_t> pragma(Database& database, const char* sql) {
   const auto row = statement.step();
   if (!row) return row.error();
   return *row ? statement.integer(0) : 0;
+}
+
+Error not_trusted(const std::string& what, const std::string& hint) {
+  return {Code::permission_denied, 0, what, hint};
+}
+
+// Who writes to the catalog decides which files its movers touch, and for whom. So it belongs to this user or, where
+// others share it, to one who is not served by root; and no other user can exchange it, or what SQLite keeps beside it.
+Status check_trusted(const std::string& path) {
+  struct stat file = {};
+  if (::stat(path.c_str(), &file) != 0) file.st_uid = ::geteuid();  // it is about to be made
+  const std::string user = std::to_string(file.st_uid);
+  if (::geteuid() == 0 && file.st_uid != 0) {
+    return not_trusted("the catalog " + path + " belongs to user " + user + ", who could make root move any file",
+                       "run as that user, or give it to root once you have looked at it: chown root " + path);
+  }
+  if ((file.st_mode & S_IWOTH) != 0) {
+    return not_trusted("every user may write to the catalog " + path, "forbid it with: chmod o-w " + path);
+  }
+  const auto is_known = [&](const struct stat& other) {
+    return other.st_uid == 0 || other.st_uid == ::geteuid() || other.st_uid == file.st_uid;
+  };
+  const std::string parent = std::filesystem::path(path).parent_path();
+  struct stat folder = {};
+  if (::stat(parent.c_str(), &folder) != 0) return {};  // opening says why
+  const bool is_open = (folder.st_mode & S_IWOTH) != 0;
+  if (!is_known(folder) || (is_open && (folder.st_mode & S_ISVTX) == 0)) {
+    return not_trusted("another user may exchange the catalog, since he may write to its folder " + parent,
+                       "keep it in a folder of your own, or change its owner or mode (chown, chmod o-w)");
+  }
+  const bool is_shared = (file.st_mode & S_IWGRP) != 0 && !is_open;
+  for (const char* ending : {"-wal", "-shm", "-journal", "-units"}) {
+    const std::string beside = path + ending;
+    struct stat own = {};
+    if (::lstat(beside.c_str(), &own) != 0) continue;
+    if (S_ISREG(own.st_mode) && (is_known(own) || is_shared)) continue;
+    return not_trusted(beside + " is another user's, or no file", "look at it, and remove it");
+  }
+  return {};
 }
 
 Error no_catalog(const std::string& path) {
@@ -238,6 +313,7 @@ Result<std::unique_ptr<Catalog>> Catalog::prepare(Database database, const std::
 
 Result<std::unique_ptr<Catalog>> Catalog::create(const std::string& path, const TierPolicy& policy,
                                                  double wait_seconds) {
+  if (Status trusted = check_trusted(path); !trusted) return std::move(trusted).error();
   auto database = Database::open(path, Database::Mode::create, wait_seconds);
   if (!database) return std::move(database).error();
   if (Status set = database->run(settings); !set) return std::move(set).error();
@@ -270,6 +346,7 @@ Result<std::unique_ptr<Catalog>> Catalog::open(const std::string& path, double w
   if (::stat(path.c_str(), &status) != 0) {
     return errno == ENOENT || errno == ENOTDIR ? no_catalog(path) : system_error(errno, "open the catalog " + path);
   }
+  if (Status trusted = check_trusted(path); !trusted) return std::move(trusted).error();
   auto database = Database::open(path, Database::Mode::existing, wait_seconds);
   if (!database) return std::move(database).error();
   const auto found = pragma(*database, "PRAGMA user_version");
@@ -329,7 +406,7 @@ Status Catalog::read_each(std::size_t count, const std::function<Status(std::siz
 Result<std::vector<TierRow>> Catalog::tiers() {
   const std::scoped_lock lock(mutex_);
   const Using row(statements_->tiers);
-  auto all = all_rows(*row, tier_row);
+  auto all = all_rows(database_, *row, tier_row);
   if (!all) return all;
   for (TierRow& tier : *all) tier.owner = owner_;
   return all;
@@ -429,7 +506,7 @@ Result<std::optional<UnitRow>> Catalog::unit(std::string_view name) {
   const Using row(statements_->by_name);
   const auto found = row->bind(1, name).step();
   if (!found) return found.error();
-  return *found ? std::optional(unit_row(statements_->by_name)) : std::nullopt;
+  return *found ? optional(unit_row(database_, statements_->by_name)) : std::optional<UnitRow>();
 }
 
 Result<std::optional<UnitRow>> Catalog::unit(std::int64_t id) {
@@ -437,7 +514,7 @@ Result<std::optional<UnitRow>> Catalog::unit(std::int64_t id) {
   const Using row(statements_->by_id);
   const auto found = row->bind(1, id).step();
   if (!found) return found.error();
-  return *found ? std::optional(unit_row(statements_->by_id)) : std::nullopt;
+  return *found ? optional(unit_row(database_, statements_->by_id)) : std::optional<UnitRow>();
 }
 
 Result<std::optional<Place>> Catalog::place_of(std::string_view name) {
@@ -446,6 +523,7 @@ Result<std::optional<Place>> Catalog::place_of(std::string_view name) {
   const auto found = row->bind(1, name).step();
   if (!found) return found.error();
   if (!*found) return std::optional<Place>();
+  if (!row->text(3).starts_with('/')) return database_.damaged("a tier has an impossible path");
   return std::optional(Place{.unit = row->integer(0),
                              .kind = row->integer(1) == 0 ? UnitKind::file : UnitKind::directory,
                              .tier = row->integer(2),
@@ -489,21 +567,23 @@ Result<std::vector<UnitRow>> Catalog::units(const UnitFilter& filter, std::optio
   if (!end.empty()) row.bind(3, std::string_view(end));
   if (tier) row.bind(4, *tier);
   row.bind(5, stored(std::min<std::uint64_t>(filter.limit, INT64_MAX)));
-  return all_rows(row, unit_row);
+  return all_rows(database_, row, unit_row);
 }
 
 Result<std::vector<UnitRow>> Catalog::units_in_doubt() {
   const std::scoped_lock lock(mutex_);
   Statement row(database_,
                 (std::string("SELECT ") + unit_columns + " FROM unit WHERE doubt <> '' AND is_new = 0").c_str());
-  return all_rows(row, unit_row);
+  return all_rows(database_, row, unit_row);
 }
 
 Result<std::vector<Brief>> Catalog::briefs() {
   const std::scoped_lock lock(mutex_);
-  Statement row(database_,
-                "SELECT id, tier, room, heat, heat_at, moved_at, pinned FROM unit WHERE is_new = 0 AND doubt = ''");
-  return all_rows(row, brief_row);
+  Statement row(
+      database_,
+      "SELECT id, tier, room, heat, heat_at, moved_at, pinned, tier IN (SELECT id FROM tier) AND (pinned IS NULL "
+      "OR pinned IN (SELECT id FROM tier)) FROM unit WHERE is_new = 0 AND doubt = ''");
+  return all_rows(database_, row, brief_row);
 }
 
 Result<std::int64_t> Catalog::insert_unit(const UnitRow& unit) {
@@ -556,7 +636,7 @@ Status Catalog::add_accesses(std::span<const Counted> counted, double now, doubl
 Result<std::vector<MoveRow>> Catalog::moves() {
   const std::scoped_lock lock(mutex_);
   const Using row(statements_->moves);
-  return all_rows(*row, move_row);
+  return all_rows(database_, *row, move_row);
 }
 
 Result<std::optional<MoveRow>> Catalog::move_of(std::int64_t unit) {
@@ -564,7 +644,7 @@ Result<std::optional<MoveRow>> Catalog::move_of(std::int64_t unit) {
   const Using row(statements_->move_of);
   const auto found = row->bind(1, unit).step();
   if (!found) return found.error();
-  return *found ? std::optional(move_row(statements_->move_of)) : std::nullopt;
+  return *found ? optional(move_row(database_, statements_->move_of)) : std::optional<MoveRow>();
 }
 
 Status Catalog::put_move(const MoveRow& move) {
@@ -604,7 +684,8 @@ Status Catalog::ask_to_stop(std::int64_t unit) {
 Result<std::vector<std::int64_t>> Catalog::asked_to_stop() {
   const std::scoped_lock lock(mutex_);
   const Using row(statements_->stopped);
-  return all_rows(*row, [](const Statement& each) { return each.integer(0); });
+  return all_rows<std::int64_t>(
+      database_, *row, [](const Database&, const Statement& each) { return Result<std::int64_t>(each.integer(0)); });
 }
 
 }  // namespace penstock::tiers

@@ -121,7 +121,8 @@ class Service : public std::enable_shared_from_this<Service> {
   // load.
   void count_open(std::int64_t unit);
   void keep_accounts();
-  UnitState state_of(const Picture& picture, const Brief& brief) const;
+  // Nothing: its tier came or went since the picture was made.
+  static std::optional<UnitState> state_of(const Picture& picture, const Brief& brief);
 
   const std::unique_ptr<Catalog> catalog_;
   const TiersOptions options_;

@@ -67,17 +67,20 @@ Error no_place(const Service::Picture& seen, std::uint64_t size_bytes) {
 
 }  // namespace
 
-UnitState Service::state_of(const Picture& picture, const Brief& brief) const {
-  const auto place_of = [&](std::int64_t id) {
+std::optional<UnitState> Service::state_of(const Picture& picture, const Brief& brief) {
+  const auto place_of = [&](std::int64_t id) -> std::optional<std::uint32_t> {
     const auto found = std::ranges::find(picture.rows, id, &TierRow::id);
+    if (found == picture.rows.end()) return std::nullopt;
     return static_cast<std::uint32_t>(found - picture.rows.begin());
   };
-  UnitState state{.tier = place_of(brief.tier),
-                  .room_bytes = brief.room_bytes,
-                  .heat = faded(brief.heat, picture.now - brief.heat_at, picture.policy.half_life_seconds),
-                  .moved_at = brief.moved_at};
-  if (brief.pinned) state.pinned = place_of(*brief.pinned);
-  return state;
+  const auto tier = place_of(brief.tier);
+  const auto pinned = brief.pinned ? place_of(*brief.pinned) : std::nullopt;
+  if (!tier || pinned.has_value() != brief.pinned.has_value()) return std::nullopt;
+  return UnitState{.tier = *tier,
+                   .room_bytes = brief.room_bytes,
+                   .heat = faded(brief.heat, picture.now - brief.heat_at, picture.policy.half_life_seconds),
+                   .moved_at = brief.moved_at,
+                   .pinned = pinned};
 }
 
 Result<MovePlan> Service::plan() {
@@ -85,11 +88,15 @@ Result<MovePlan> Service::plan() {
   closer_.finish();  // so that what is free is seen
   const auto seen = picture();
   if (!seen) return seen.error();
-  const auto briefs = catalog_->briefs();
+  auto briefs = catalog_->briefs();
   if (!briefs) return briefs.error();
   std::vector<UnitState> units;
   units.reserve(briefs->size());
-  for (const Brief& brief : *briefs) units.push_back(state_of(*seen, brief));
+  std::erase_if(*briefs, [&](const Brief& brief) {
+    const auto state = state_of(*seen, brief);
+    if (state) units.push_back(*state);
+    return !state;
+  });
   std::vector<Step> steps = plan_steps(seen->tiers, units, seen->policy, seen->now);
   MovePlan plan;
   plan.units = units.size();
@@ -118,13 +125,15 @@ Result<TierPlacement> Service::why(std::string_view name) {
   if (!row) return row.error();
   const auto seen = picture();
   if (!seen) return seen.error();
-  const UnitState state = state_of(*seen, {.id = row->id,
-                                           .tier = row->tier,
-                                           .room_bytes = row->room_bytes,
-                                           .heat = row->heat,
-                                           .heat_at = row->heat_at,
-                                           .moved_at = row->moved_at,
-                                           .pinned = row->pinned});
+  const auto known = state_of(*seen, {.id = row->id,
+                                      .tier = row->tier,
+                                      .room_bytes = row->room_bytes,
+                                      .heat = row->heat,
+                                      .heat_at = row->heat_at,
+                                      .moved_at = row->moved_at,
+                                      .pinned = row->pinned});
+  if (!known) return Error{Code::changed, 0, "its tier was added or removed meanwhile", "ask again"};
+  const UnitState& state = *known;
   if (!row->doubt.empty())
     return TierPlacement{seen->tiers[state.tier].name, "it stays, since it is in doubt: " + row->doubt};
   const Wish wished = wish(seen->tiers, state, seen->policy, seen->now);

@@ -1,5 +1,6 @@
 #include "services/tiers/sqlite.h"
 
+#include <fcntl.h>
 #include <sqlite3.h>
 #include <unistd.h>
 
@@ -10,6 +11,8 @@
 #include <filesystem>
 #include <system_error>
 #include <utility>
+
+#include "base/unique_fd.h"
 
 namespace penstock::tiers {
 namespace {
@@ -98,6 +101,9 @@ Result<Database> Database::open(const std::string& path, Mode mode, double wait_
                  "this process was forked while its parent had Tiers open, which SQLite does not survive",
                  "fork before you open Tiers, or start the process anew: by exec, in Python by spawn or forkserver"};
   }
+  // A reader can hold locks that keep writers waiting, so others may read it only once its owner says so. A file that
+  // is there stays closed: closing it would end the locks that this process has on it.
+  if (mode == Mode::create) UniqueFd(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   // Absolute names only, so that none is taken for a URI.
   const int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_EXRESCODE |
                     (mode == Mode::create ? SQLITE_OPEN_CREATE : 0);
@@ -163,6 +169,10 @@ Error Database::error(const std::string& what) const {
   std::string message = what + " the catalog " + path_ + ": " + sqlite3_errmsg(handle_);
   if (error != 0) message += ": " + std::generic_category().message(error);
   return {code_of(result, error), error, std::move(message), hint_for(result, error)};
+}
+
+Error Database::damaged(const std::string& what) const {
+  return {Code::io_error, 0, "the catalog " + path_ + " is damaged: " + what, hint_for(SQLITE_CORRUPT, 0)};
 }
 
 Statement::Statement(Database& database, const char* sql) : database_(database) {
@@ -233,6 +243,14 @@ std::string Statement::text(int column) const {
 
 bool Statement::is_null(int column) const {
   return sqlite3_column_type(handle_, column) == SQLITE_NULL;
+}
+
+bool Statement::is_text(int column) const {
+  return sqlite3_column_type(handle_, column) == SQLITE_TEXT;
+}
+
+bool Statement::is_integer(int column) const {
+  return sqlite3_column_type(handle_, column) == SQLITE_INTEGER;
 }
 
 Result<Transaction> Transaction::begin(Database& database) {

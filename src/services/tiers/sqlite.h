@@ -32,6 +32,8 @@ class Database {
   std::int64_t changes() const;
   // The last failure, with the name of the file.
   Error error(const std::string& what) const;
+  // That something in it is not as we would have written it.
+  Error damaged(const std::string& what) const;
   sqlite3* handle() const { return handle_; }
 
  private:
@@ -63,6 +65,9 @@ class Statement {
   double real(int column) const;
   std::string text(int column) const;
   bool is_null(int column) const;
+  // Whatever the type of its column, a row can have other values.
+  bool is_text(int column) const;
+  bool is_integer(int column) const;
 
  private:
   Database& database_;

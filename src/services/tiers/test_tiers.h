@@ -2,12 +2,15 @@
 #pragma once
 
 #include <fcntl.h>
+#include <grp.h>
 #include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/fs.h>
 #include <linux/seccomp.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +19,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <random>
 #include <sstream>
@@ -157,6 +161,26 @@ inline bool refuse_call(long number, int error = EPERM) {
                      sock_filter BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
   const sock_fprog filter{program.size(), program.data()};
   return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
+
+inline constexpr uid_t other_user = 65534;
+
+// Whether `work` has succeeded, in a process of the other user.
+inline bool as_other(const std::function<bool()>& work) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const bool is_other = ::setgroups(0, nullptr) == 0 && ::setresgid(other_user, other_user, other_user) == 0 &&
+                          ::setresuid(other_user, other_user, other_user) == 0;
+    ::_exit(is_other && work() ? 0 : 1);
+  }
+  int status = 0;
+  return ::waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+inline struct stat facts_of(const fs::path& path) {
+  struct stat status = {};
+  EXPECT_EQ(::lstat(path.c_str(), &status), 0) << path;
+  return status;
 }
 
 class TiersTest : public testing::Test {

@@ -1,9 +1,7 @@
 // What another user of this machine can do while root, or a service, works on his files. What he does between two steps
 // happens at fault points, in a process with his identity.
 #include <fcntl.h>
-#include <grp.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -13,27 +11,12 @@
 #include "base/unique_fd.h"
 #include "penstock/tiers.h"
 #include "services/tiers/fault_point.h"
-#include "services/tiers/sqlite.h"
 #include "services/tiers/test_tiers.h"
 
 namespace penstock::tiers {
 namespace {
 
 using namespace test;
-
-constexpr uid_t other_user = 65534;
-
-// Whether `work` has succeeded, in a process of the other user.
-bool as_other(const std::function<bool()>& work) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    const bool is_other = ::setgroups(0, nullptr) == 0 && ::setresgid(other_user, other_user, other_user) == 0 &&
-                          ::setresuid(other_user, other_user, other_user) == 0;
-    ::_exit(is_other && work() ? 0 : 1);
-  }
-  int status = 0;
-  return ::waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
 
 // Once, at that point.
 class AtPoint {
@@ -49,12 +32,6 @@ class AtPoint {
   AtPoint(const AtPoint&) = delete;
   AtPoint& operator=(const AtPoint&) = delete;
 };
-
-struct stat facts_of(const fs::path& path) {
-  struct stat status = {};
-  EXPECT_EQ(::lstat(path.c_str(), &status), 0) << path;
-  return status;
-}
 
 // `openat2` as it is, missing as in old kernels, and refused as in some containers.
 class TiersHostile : public testing::TestWithParam<int> {

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <random>
@@ -40,9 +41,13 @@ const char* hint_for_beside(int error) {
 Result<UnitLocks> UnitLocks::open(const std::string& catalog) {
   const std::string path = catalog + "-units";
   struct stat status = {};
-  // As many may use it as the catalog itself.
-  const mode_t mode = ::stat(catalog.c_str(), &status) == 0 ? status.st_mode & 0666 : 0600;
-  UniqueFd file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, mode));
+  // Users who may write to the catalog lock units. Those who may only read it could hold locks as well.
+  const mode_t writers = ::stat(catalog.c_str(), &status) == 0 ? status.st_mode & 0222 : 0200;
+  const mode_t mode = writers | writers << 1;
+  UniqueFd file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, mode));
+  if (file && ::fstat(file.get(), &status) == 0 && status.st_uid == ::geteuid() && (status.st_mode & 0777) != mode) {
+    static_cast<void>(::fchmod(file.get(), mode));
+  }
   if (!file) return file_error(errno, "open " + path, hint_for_beside(errno));
   return UnitLocks(std::move(file));
 }
