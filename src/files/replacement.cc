@@ -25,6 +25,23 @@ constexpr int max_links = 40;
 // Each is lost only to somebody who looked for leftovers in the instant in which the file was not locked yet.
 constexpr int max_attempts = 100;
 
+// Whether a link that was read may be followed: as in the kernel where fs.protected_symlinks is set, not that of
+// another user in a folder like /tmp, where he can put one for any name. Looked at after it was read: he can't exchange
+// it for a link of this user.
+Status check_link(const fs::path& link) {
+  struct stat folder = {};
+  struct stat own = {};
+  if (::stat(link.parent_path().c_str(), &folder) != 0)
+    return system_error(errno, "open the folder of " + link.string());
+  const bool is_anyones = (folder.st_mode & S_ISVTX) != 0 && (folder.st_mode & S_IWOTH) != 0;
+  if (!is_anyones) return {};
+  const bool is_there = ::lstat(link.c_str(), &own) == 0;
+  if (is_there && (own.st_uid == ::geteuid() || own.st_uid == folder.st_uid)) return {};
+  return Error{Code::permission_denied, EACCES,
+               link.string() + " is a link of another user, in a folder that every user may write to",
+               "name the file that is meant, or remove the link"};
+}
+
 // Where a chain of symbolic links ends, whether or not there is a file yet.
 Result<fs::path> follow_links(const std::string& name) {
   std::error_code error;
@@ -33,6 +50,7 @@ Result<fs::path> follow_links(const std::string& name) {
   for (int links = 0; links < max_links; ++links) {
     const fs::path next = fs::read_symlink(path, error);
     if (error) return path;
+    if (Status followed = check_link(path); !followed) return std::move(followed).error();
     path = path.parent_path() / next;
   }
   return system_error(ELOOP, "replace " + name);

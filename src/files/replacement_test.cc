@@ -60,6 +60,32 @@ TEST_F(Replace, takes_the_name_also_without_a_sync) {
   EXPECT_EQ(folder_.file_count(), 1U);
 }
 
+TEST_F(Replace, follows_no_link_of_another_user_in_a_folder_that_is_anyones) {
+  if (::geteuid() != 0) GTEST_SKIP() << "takes root, for a second user";
+  constexpr uid_t other = 65534;
+  const std::string secret = folder_.write("secret", "mine");
+  const std::string shared = folder_.path("shared");
+  const std::string link = shared + "/link";
+  ASSERT_EQ(::mkdir(shared.c_str(), 0777), 0);
+  ASSERT_EQ(::chmod(shared.c_str(), 01777), 0);
+  const auto replace = [&](uid_t owner) {
+    static_cast<void>(::unlink(link.c_str()));
+    EXPECT_EQ(::symlink(secret.c_str(), link.c_str()), 0);
+    EXPECT_EQ(::lchown(link.c_str(), owner, owner), 0);
+    return open_file(link, {.access = Access::replace});
+  };
+  const auto refused = replace(other);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, Code::permission_denied);
+  EXPECT_EQ(folder_.read("secret"), "mine");
+  EXPECT_TRUE(replace(0).ok());
+  ASSERT_EQ(::chown(shared.c_str(), other, other), 0);
+  EXPECT_TRUE(replace(other).ok()) << "it is his folder";
+  ASSERT_EQ(::chown(shared.c_str(), 0, 0), 0);
+  ASSERT_EQ(::chmod(shared.c_str(), 0755), 0);
+  EXPECT_TRUE(replace(other).ok()) << "only root can have put it there";
+}
+
 TEST_F(Replace, makes_a_file_where_there_was_none) {
   auto store = open(folder_.path("new"), 4096);
   EXPECT_EQ(store->info().size_bytes, 4096U);
