@@ -47,15 +47,13 @@ pthread_mutex_t* make_mutex(void* memory) {
 }  // namespace
 
 Result<std::unique_ptr<Publisher>> Publisher::create(const std::string& name, std::function<std::string()> text) {
-  // Under a name that nobody looks for until its thread lives: without that it would be taken for dead.
-  std::string unborn = std::string(published_folder) + "/.penstock-XXXXXX";
-  UniqueFd file(::mkostemp(unborn.data(), O_CLOEXEC));
+  // It gets its name when its thread lives: without that it would be taken for dead.
+  UniqueFd file(::open(std::string(published_folder).c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
   if (!file) return system_error(errno, "make a file in " + std::string(published_folder));
   auto publisher = create_unborn(std::move(file), name, std::move(text));
   if (publisher) {
-    if (Status status = (*publisher)->take_name(unborn, name); !status) publisher = std::move(status).error();
+    if (Status status = (*publisher)->take_name(name); !status) publisher = std::move(status).error();
   }
-  ::unlink(unborn.c_str());
   return publisher;
 }
 
@@ -89,16 +87,17 @@ Publisher::~Publisher() {
   ::munmap(life_, published_head_bytes);
 }
 
-Status Publisher::take_name(const std::string& unborn, const std::string& name) {
+Status Publisher::take_name(const std::string& name) {
   if (!seems_alive()) {
     return Error{.code = Code::unsupported, .message = "the C library keeps its mutexes otherwise", .hint = {}};
   }
   const std::string base = std::string(published_folder) + "/" + std::string(published_prefix) + name + "." +
                            std::to_string(::getpid()) + ".";
+  const std::string unborn = "/proc/self/fd/" + std::to_string(file_.get());
   int failed = EEXIST;
   for (int i = 0; failed == EEXIST && i < most_of_a_process; ++i) {
     const std::string candidate = base + std::to_string(i);
-    failed = ::link(unborn.c_str(), candidate.c_str()) == 0 ? 0 : errno;
+    failed = ::linkat(AT_FDCWD, unborn.c_str(), AT_FDCWD, candidate.c_str(), AT_SYMLINK_FOLLOW) == 0 ? 0 : errno;
     if (failed == 0) path_ = candidate;
   }
   return failed == 0 ? Status() : system_error(failed, "publish statistics as " + name);

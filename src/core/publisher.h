@@ -38,8 +38,8 @@ class Publisher {
   static Result<std::unique_ptr<Publisher>> create_unborn(UniqueFd file, const std::string& name,
                                                           std::function<std::string()> text);
   Publisher(UniqueFd file, pthread_mutex_t* life, std::function<std::string()> text);
-  // Under a name that nobody has taken yet. `unborn` is the one that it has.
-  Status take_name(const std::string& unborn, const std::string& name);
+  // One that nobody has taken yet.
+  Status take_name(const std::string& name);
   bool seems_alive() const;
   void run(const std::stop_token& stop);
   void write() const;

@@ -1,15 +1,23 @@
 #include "core/publisher.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <memory>
+#include <set>
+#include <span>
+#include <vector>
 
+#include "penstock/checksum.h"
 #include "penstock/published.h"
 
 namespace penstock::core {
@@ -90,6 +98,101 @@ TEST_F(PublisherTest, what_is_no_json_is_left_out) {
   auto publisher = Publisher::create(name_, [] { return std::string("{"); });
   if (!publisher) GTEST_SKIP() << publisher.error().message;
   EXPECT_TRUE(list_published(name_)->empty());
+}
+
+// As whoever may write to the folder can do, with a thread that lives.
+class Forged {
+ public:
+  Forged(const std::string& file, const std::string& text) : path_(std::string(published_folder) + "/" + file) {
+    Checksum checksum;
+    checksum.add(std::as_bytes(std::span(text)));
+    std::string head(published_head_bytes, '\0');
+    head[0] = 1;
+    std::ofstream(path_, std::ios::binary) << head << checksum.hex() << "\n" << text << "\n";
+  }
+  ~Forged() { ::unlink(path_.c_str()); }
+  Forged(const Forged&) = delete;
+  Forged& operator=(const Forged&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  const std::string path_;
+};
+
+TEST_F(PublisherTest, leaves_nothing_when_it_is_killed_before_it_has_its_name) {
+  const auto files = [] {
+    std::set<std::string> found;
+    for (const auto& entry : std::filesystem::directory_iterator(published_folder)) found.insert(entry.path());
+    return found;
+  };
+  const auto before = files();
+  const pid_t process = ::fork();
+  if (process == 0) {
+    static_cast<void>(Publisher::create(name_, [] { return ::kill(::getpid(), SIGKILL), std::string(); }));
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(process, &status, 0), process);
+  if (!WIFSIGNALED(status)) GTEST_SKIP() << "there is no shared memory here";
+  for (const std::string& file : files()) EXPECT_TRUE(before.contains(file)) << file;
+}
+
+TEST_F(PublisherTest, what_others_forge_is_left_out) {
+  if (::access(std::string(published_folder).c_str(), W_OK) != 0) GTEST_SKIP() << "there is no shared memory here";
+  const auto text = [&](const std::string& statistics, const std::string& name) {
+    return R"({"name":")" + name + R"(","pid":1,"command":"x","statistics":)" + statistics + "}";
+  };
+  const std::string base = std::string(published_prefix) + name_ + ".1.";
+  Statistics good;
+  good.routes.push_back({.engine = "posix", .route = Route::direct});
+  Statistics twice = good;
+  twice.routes.push_back(good.routes.front());
+  const std::string deep(1 << 19, '[');
+  const Forged fine(base + "0", text(good.to_json(), name_));
+  const Forged nested(base + "1", text(deep, name_));
+  const Forged closed(base + "2", text(deep + std::string(deep.size(), ']'), name_));
+  const Forged repeated(base + "3", text(twice.to_json(), name_));
+  const Forged other(base + "4", text(good.to_json(), "another"));
+  const auto found = list_published(name_);
+  ASSERT_TRUE(found.ok());
+  ASSERT_EQ(found->size(), 1U);
+  EXPECT_EQ(found->front().file, base + "0");
+}
+
+// Each of them was waited for on its own.
+TEST_F(PublisherTest, files_with_wrong_checksums_are_waited_for_together) {
+  if (::access(std::string(published_folder).c_str(), W_OK) != 0) GTEST_SKIP() << "there is no shared memory here";
+  std::vector<std::unique_ptr<Forged>> torn;
+  for (int i = 0; i < 50; ++i) {
+    torn.push_back(std::make_unique<Forged>(std::string(published_prefix) + name_ + ".1." + std::to_string(i), "{}"));
+    std::ofstream(torn.back()->path(), std::ios::binary | std::ios::app) << "torn\n";
+  }
+  rusage before{};
+  rusage after{};
+  ::getrusage(RUSAGE_THREAD, &before);
+  EXPECT_TRUE(list_published(name_)->empty());
+  ::getrusage(RUSAGE_THREAD, &after);
+  EXPECT_LT(after.ru_nvcsw - before.ru_nvcsw, 100);  // sleeps
+}
+
+TEST_F(PublisherTest, one_user_does_not_hide_what_others_publish) {
+  if (::geteuid() != 0) GTEST_SKIP() << "takes root, for a second user";
+  const std::string base = std::string(published_prefix) + name_ + ".1.";
+  const std::string text =
+      R"({"name":")" + name_ + R"(","pid":1,"command":"x","statistics":)" + Statistics{}.to_json() + "}";
+  std::vector<std::unique_ptr<Forged>> decoys;
+  const Forged first(base + "first", text);
+  for (int i = 0; i < 1500; ++i) {
+    decoys.push_back(std::make_unique<Forged>(base + std::to_string(i), text));
+    ASSERT_EQ(::chown(decoys.back()->path().c_str(), 65534, 65534), 0);
+  }
+  const Forged last(base + "last", text);
+  const auto found = list_published(name_);
+  ASSERT_TRUE(found.ok());
+  EXPECT_LT(found->size(), decoys.size());
+  for (const char* own : {"first", "last"}) {
+    EXPECT_EQ(std::ranges::count(*found, base + own, &Published::file), 1) << own;
+  }
 }
 
 TEST(Statistics, that_are_broken_are_refused) {

@@ -10,11 +10,15 @@
 #include <cerrno>
 #include <cstdio>
 #include <functional>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <tuple>
+#include <utility>
 
+#include "base/unique_fd.h"
 #include "penstock/checksum.h"
 
 namespace penstock {
@@ -23,81 +27,119 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::size_t most_bytes = 1 << 20;
-constexpr std::size_t most_files = 1024;
+constexpr std::size_t max_bytes = 1 << 20;
+constexpr std::size_t max_files_of_a_user = 1024;  // so that one can't hide what others publish
 constexpr int tries = 20;
 constexpr std::size_t checksum_digits = 16;
 
+// A file whose process lives.
 class File {
  public:
-  explicit File(const std::string& path) : fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)) {
-    is_file_ = fd_ >= 0 && fstat(fd_, &status_) == 0 && S_ISREG(status_.st_mode);
-  }
-  ~File() {
-    if (fd_ >= 0) close(fd_);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
+  explicit File(UniqueFd fd) : fd_(std::move(fd)) {}
 
-  bool is_file() const { return is_file_; }
-  bool is_ours() const { return status_.st_uid == geteuid(); }
-  // The kernel takes the mutex from a thread that dies.
-  bool is_alive() const {
-    std::uint32_t owner = 0;
-    return pread(fd_, &owner, sizeof owner, 0) == sizeof owner && (owner & FUTEX_TID_MASK) != 0;
-  }
-  std::string read() const {
-    std::string text(most_bytes, '\0');
-    const ssize_t got = pread(fd_, text.data(), text.size(), published_head_bytes);
-    text.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
-    return text;
+  // Nothing while it is being written.
+  std::optional<std::string> read() const {
+    struct stat status = {};
+    if (::fstat(fd_.get(), &status) != 0 || status.st_size <= static_cast<off_t>(published_head_bytes)) return {};
+    const auto size = static_cast<std::uint64_t>(status.st_size) - published_head_bytes;
+    std::string content(std::min<std::uint64_t>(size, max_bytes), '\0');
+    const ssize_t got = ::pread(fd_.get(), content.data(), content.size(), published_head_bytes);
+    content.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+    return checked(content);
   }
 
  private:
-  int fd_;
-  struct stat status_ {};
-  bool is_file_ = false;
+  // The text without its checksum; nothing if they don't fit.
+  static std::optional<std::string> checked(const std::string& content) {
+    if (content.size() < checksum_digits + 2 || content[checksum_digits] != '\n' || content.back() != '\n') return {};
+    std::string text = content.substr(checksum_digits + 1, content.size() - checksum_digits - 2);
+    Checksum checksum;
+    checksum.add(std::as_bytes(std::span(text)));
+    if (checksum.hex() != content.substr(0, checksum_digits)) return {};
+    return text;
+  }
+
+  UniqueFd fd_;
 };
 
-// The text without its checksum; nothing if they don't fit.
-std::optional<std::string> checked(const std::string& content) {
-  if (content.size() < checksum_digits + 2 || content[checksum_digits] != '\n' || content.back() != '\n') return {};
-  std::string text = content.substr(checksum_digits + 1, content.size() - checksum_digits - 2);
-  Checksum checksum;
-  checksum.add(std::as_bytes(std::span(text)));
-  if (checksum.hex() != content.substr(0, checksum_digits)) return {};
-  return text;
+// The kernel takes the mutex from a thread that dies.
+bool is_alive(int fd) {
+  std::uint32_t owner = 0;
+  return ::pread(fd, &owner, sizeof owner, 0) == sizeof owner && (owner & FUTEX_TID_MASK) != 0;
 }
 
-// Whoever may write to the folder may put anything there.
-std::optional<Published> parse(const std::string& text) {
-  const Json json = Json::parse(text, nullptr, false);
+// Prometheus refuses all of what it reads where two series have the same labels.
+bool has_routes_twice(const Statistics& statistics) {
+  std::set<std::pair<std::string, Route>> seen;
+  return !std::ranges::all_of(
+      statistics.routes, [&](const RouteStatistics& route) { return seen.emplace(route.engine, route.route).second; });
+}
+
+// Any user may put anything into the folder.
+std::optional<Published> parse(const std::string& text, const std::string& file) {
+  // Printing what is nested takes stack for each level.
+  constexpr int max_depth = 32;
+  const auto is_shallow = [](int depth, Json::parse_event_t, const Json&) { return depth < max_depth; };
+  const Json json = Json::parse(text, is_shallow, false);
   if (!json.is_object() || !json.contains("name") || !json["name"].is_string() || !json.contains("pid") ||
       !json["pid"].is_number_unsigned() || !json.contains("command") || !json["command"].is_string() ||
       !json.contains("statistics")) {
     return {};
   }
   const Result<Statistics> statistics = Statistics::from_json(json["statistics"].dump());
-  if (!statistics) return {};
-  return Published{.name = json["name"].get<std::string>(),
-                   .pid = json["pid"].get<std::uint64_t>(),
-                   .command = json["command"].get<std::string>(),
-                   .statistics = *statistics};
+  if (!statistics || has_routes_twice(*statistics)) return {};
+  Published published{.name = json["name"].get<std::string>(),
+                      .pid = json["pid"].get<std::uint64_t>(),
+                      .command = json["command"].get<std::string>(),
+                      .file = file,
+                      .statistics = *statistics};
+  // Under the name that it says.
+  if (!file.starts_with(std::string(published_prefix) + published.name + ".")) return {};
+  return published;
 }
 
-std::optional<Published> read_file(const std::string& path) {
-  const File file(path);
-  if (!file.is_file()) return {};
-  if (!file.is_alive()) {
-    if (file.is_ours()) unlink(path.c_str());
-    return {};
+// One look into the folder.
+class Reading {
+ public:
+  explicit Reading(int folder) : folder_(folder) {}
+
+  void take(const std::string& name) {
+    struct stat status = {};
+    if (::fstatat(folder_, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(status.st_mode)) return;
+    if (files_of_[status.st_uid] == max_files_of_a_user) return;
+    UniqueFd fd(::openat(folder_, name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+    if (!fd) return;
+    if (!is_alive(fd.get())) {
+      if (status.st_uid == ::geteuid()) ::unlinkat(folder_, name.c_str(), 0);
+      return;
+    }
+    ++files_of_[status.st_uid];
+    File file(std::move(fd));
+    if (!read(name, file)) torn_.emplace_back(name, std::move(file));
   }
-  for (int i = 0; i < tries; ++i) {
-    if (const std::optional<std::string> text = checked(file.read())) return parse(*text);
-    usleep(1000);  // it was just being written
+
+  // What was being written is read again, all of it together.
+  std::vector<Published> finish() {
+    for (int i = 1; i < tries && !torn_.empty(); ++i) {
+      ::usleep(1000);
+      std::erase_if(torn_, [&](const auto& one) { return read(one.first, one.second); });
+    }
+    return std::move(found_);
   }
-  return {};
-}
+
+ private:
+  bool read(const std::string& name, const File& file) {
+    const auto text = file.read();
+    if (!text) return false;
+    if (auto one = parse(*text, name)) found_.push_back(std::move(*one));
+    return true;
+  }
+
+  int folder_;
+  std::map<uid_t, std::size_t> files_of_;
+  std::vector<std::pair<std::string, File>> torn_;
+  std::vector<Published> found_;
+};
 
 std::string escaped(std::string_view text) {
   std::string result;
@@ -171,15 +213,12 @@ Result<std::vector<Published>> list_published(std::string_view name) {
   const std::unique_ptr<DIR, int (*)(DIR*)> names(opendir(folder.c_str()), closedir);
   if (!names) return system_error(errno, "look into " + folder);
   const std::string prefix = std::string(published_prefix) + (name.empty() ? "" : std::string(name) + ".");
-  std::vector<Published> all;
+  Reading reading(::dirfd(names.get()));
   while (const dirent* entry = readdir(names.get())) {
     const std::string file = entry->d_name;
-    if (!file.starts_with(prefix) || all.size() == most_files) continue;
-    std::optional<Published> one = read_file(folder + "/" + file);
-    if (!one) continue;
-    one->file = file;
-    all.push_back(std::move(*one));
+    if (file.starts_with(prefix)) reading.take(file);
   }
+  std::vector<Published> all = reading.finish();
   std::ranges::sort(all, {}, [](const Published& one) { return std::tie(one.name, one.pid, one.file); });
   return all;
 }
