@@ -164,7 +164,10 @@ Result<Json> read_result(const std::string& path, std::initializer_list<const ch
   std::string text(result_limit_bytes + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<std::size_t>(file.gcount()));
-  Json bench = text.size() > result_limit_bytes ? Json() : Json::parse(text, nullptr, false);
+  // Printing what is nested takes stack for each level; a result has few.
+  constexpr int max_depth = 32;
+  const auto is_shallow = [](int depth, Json::parse_event_t, const Json&) { return depth < max_depth; };
+  Json bench = text.size() > result_limit_bytes ? Json() : Json::parse(text, is_shallow, false);
   if (bench.is_object() && std::ranges::find(schemas, bench.value("schema", Json())) != schemas.end()) return bench;
   return usage(path + " is not a result of penstock bench", "name what `penstock bench --json` printed");
 }

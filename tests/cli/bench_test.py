@@ -265,6 +265,9 @@ class Refusals(ToolTest):
         whole = {"schema": "penstock.bench/1", "races": []}
         for text in ["", "{", "[]", "{}", '{"schema": 1}', json.dumps(whole), json.dumps({**whole, "races": 7})]:
             self.fails("invalid_argument", 2, "bench", "--from", self.file("result", text.encode()))
+        for deep in ["[" * 500_000, "[" * 500_000 + "]" * 500_000]:
+            for text in [deep, '{"schema": "penstock.bench/1", "races": ' + deep + "}", '{"schema": ' + deep + "}"]:
+                self.fails("invalid_argument", 2, "bench", "--from", self.file("result", text.encode()))
 
     def test_a_page_that_cannot_be_written_is_known_before_measuring(self):
         data = self.file("data", b"x" * MIB)
