@@ -254,10 +254,10 @@ Result<Context> Context::create(const Options& options) {
   [[maybe_unused]] volatile int made = std::uncaught_exceptions();  // or the compiler would leave it out
   return or_out_of_memory([&]() -> Result<Context> {
     Options chosen = options;
-    if (const char* engine = std::getenv("PENSTOCK_ENGINE"); engine != nullptr && *engine != '\0') {
+    if (const char* engine = ::secure_getenv("PENSTOCK_ENGINE"); engine != nullptr && *engine != '\0') {
       chosen.engine = engine;
     }
-    if (const char* name = std::getenv("PENSTOCK_PUBLISH"); name != nullptr && chosen.publish.empty()) {
+    if (const char* name = ::secure_getenv("PENSTOCK_PUBLISH"); name != nullptr && chosen.publish.empty()) {
       chosen.publish = name;
     }
     engine::Table table = engines::default_table();

@@ -10,7 +10,7 @@ namespace penstock {
 namespace {
 
 LogLevel level_from_environment() {
-  const char* text = std::getenv("PENSTOCK_LOG");
+  const char* text = ::secure_getenv("PENSTOCK_LOG");
   const std::string_view level = text == nullptr ? "" : text;
   if (level == "error") return LogLevel::error;
   if (level == "info") return LogLevel::info;

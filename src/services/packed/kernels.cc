@@ -8,7 +8,7 @@ namespace {
 
 const Kernels* choose() {
   const std::vector<const Kernels*> here = kernels_here();
-  if (const char* const wanted = std::getenv("PENSTOCK_PACKED_KERNELS"); wanted != nullptr) {
+  if (const char* const wanted = ::secure_getenv("PENSTOCK_PACKED_KERNELS"); wanted != nullptr) {
     for (const Kernels* kernels : here) {
       if (std::string_view(wanted) == kernels->name) return kernels;
     }

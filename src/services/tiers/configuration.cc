@@ -86,7 +86,7 @@ Result<Tiers::Configuration> Tiers::parse_configuration(std::string_view text) {
 }
 
 Result<std::vector<NewTier>> Tiers::usual_tiers() {
-  const char* paths = std::getenv("PENSTOCK_TIER_PATHS");
+  const char* paths = ::secure_getenv("PENSTOCK_TIER_PATHS");
   if (paths == nullptr || *paths == '\0') {
     return std::vector<NewTier>{
         {.name = "nvme", .path = "/nvme"}, {.name = "ssd", .path = "/ssd"}, {.name = "hdd", .path = "/hdd"}};

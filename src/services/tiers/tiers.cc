@@ -24,7 +24,7 @@ using tiers::TierRow;
 Result<std::string> catalog_path(const TiersOptions& options) {
   std::string path = options.catalog;
   const auto variable = [](const char* name) {
-    const char* value = std::getenv(name);
+    const char* value = ::secure_getenv(name);
     return value != nullptr && *value != '\0' ? std::string(value) : std::string();
   };
   if (path.empty()) path = variable("PENSTOCK_TIERS");

@@ -119,9 +119,9 @@ Options Tuning::apply(const Options& given) const {
 }
 
 std::string default_tuning_file() {
-  if (const char* named = std::getenv("PENSTOCK_TUNING")) return named;
+  if (const char* named = ::secure_getenv("PENSTOCK_TUNING")) return named;
   const auto folder_in = [](const char* variable) {
-    const char* value = std::getenv(variable);
+    const char* value = ::secure_getenv(variable);
     return std::filesystem::path(value != nullptr ? value : "");
   };
   std::filesystem::path folder = folder_in("XDG_CONFIG_HOME");
