@@ -255,7 +255,7 @@ struct Catalog::Statements {
         delete_unit(database, "DELETE FROM unit WHERE id = ?1"),
         doubt(database, "UPDATE unit SET doubt = ?2 WHERE id = ?1 AND doubt <> ?2"),
         access(database,
-               "UPDATE unit SET accesses = accesses + ?2, heat_at = max(heat_at, ?3), accessed_at = ?3, "
+               "UPDATE unit SET accesses = accesses + ?2, heat_at = ?3, accessed_at = ?3, "
                "heat = ?2 + heat * CASE WHEN ?4 > 0 AND ?3 > heat_at THEN exp2_of((heat_at - ?3) / ?4) ELSE 1 END "
                "WHERE id = ?1"),
         moves(database, (std::string("SELECT ") + move_columns + " FROM move").c_str()),
@@ -317,26 +317,41 @@ Result<std::unique_ptr<Catalog>> Catalog::create(const std::string& path, const 
   auto database = Database::open(path, Database::Mode::create, wait_seconds);
   if (!database) return std::move(database).error();
   if (Status set = database->run(settings); !set) return std::move(set).error();
+  std::optional<UnitLocks> locks;
   {
     auto transaction = Transaction::begin(*database);
     if (!transaction) return std::move(transaction).error();
     const auto has_version = pragma(*database, "PRAGMA user_version");
     const auto has_tables = pragma(*database, "SELECT count(*) FROM sqlite_master");
     if (!has_version || !has_tables) return (has_version ? has_tables : has_version).error();
-    if (*has_version != 0 || *has_tables != 0) {
+    const bool is_new = *has_version == 0 && *has_tables == 0;
+    const auto unfinished =
+        is_new ? Result<std::int64_t>(1) : pragma(*database, "SELECT count(*) FROM about WHERE key = 'unfinished'");
+    if (!unfinished || *unfinished == 0) {
       return Error{Code::in_use, 0, path + " exists already", "use it as it is, or name another catalog"};
     }
-    if (Status made = database->run(schema); !made) return std::move(made).error();
-    Statement insert(*database, "INSERT INTO about VALUES('id', ?1)");
-    const std::string id = random_id();
-    if (Status made = insert.bind(1, std::string_view(id)).run(); !made) return std::move(made).error();
-    const std::string marks =
-        "PRAGMA application_id = " + std::to_string(application) + "; PRAGMA user_version = " + std::to_string(version);
-    if (Status made = database->run(marks.c_str()); !made) return std::move(made).error();
+    auto opened = UnitLocks::open(path);
+    if (!opened) return std::move(opened).error();
+    locks.emplace(std::move(*opened));
+    const auto locked = locks->try_lock(0);
+    if (!locked) return locked.error();
+    if (!*locked) return Error{Code::in_use, 0, path + " is being made by another process", "wait for it"};
+    if (is_new) {
+      if (Status made = database->run(schema); !made) return std::move(made).error();
+      Statement insert(*database, "INSERT INTO about VALUES('id', ?1), ('unfinished', 1)");
+      const std::string id = random_id();
+      if (Status made = insert.bind(1, std::string_view(id)).run(); !made) return std::move(made).error();
+      const std::string marks = "PRAGMA application_id = " + std::to_string(application) +
+                                "; PRAGMA user_version = " + std::to_string(version);
+      if (Status made = database->run(marks.c_str()); !made) return std::move(made).error();
+    } else if (Status emptied = database->run("DELETE FROM move; DELETE FROM unit; DELETE FROM tier"); !emptied) {
+      return std::move(emptied).error();
+    }
     if (Status made = transaction->commit(); !made) return std::move(made).error();
   }
   auto catalog = prepare(std::move(*database), path);
   if (!catalog) return catalog;
+  (*catalog)->unfinished_ = std::move(locks);
   if (Status set = (*catalog)->set_policy(policy); !set) return std::move(set).error();
   return catalog;
 }
@@ -366,7 +381,27 @@ Result<std::unique_ptr<Catalog>> Catalog::open(const std::string& path, double w
                      "knows " + std::to_string(version),
                  "use that one"};
   }
-  return prepare(std::move(*database), path);
+  auto catalog = prepare(std::move(*database), path);
+  if (!catalog) return catalog;
+  const auto unfinished = (*catalog)->is_unfinished();
+  if (!unfinished) return unfinished.error();
+  if (!*unfinished) return catalog;
+  return Error{Code::not_found, 0,
+               "the catalog of tiers at " + path + " is unfinished: it is being made, or that ended early",
+               "wait, or make it again: penstock tier init"};
+}
+
+Result<bool> Catalog::is_unfinished() {
+  const std::scoped_lock lock(mutex_);
+  const Using row(statements_->about);
+  return row->bind(1, std::string_view("unfinished")).step();
+}
+
+Status Catalog::finish() {
+  const std::scoped_lock lock(mutex_);
+  Status finished = database_.run("DELETE FROM about WHERE key = 'unfinished'");
+  if (finished) unfinished_.reset();
+  return finished;
 }
 
 Status Catalog::transact(const std::function<Status()>& work) {
@@ -620,6 +655,11 @@ Status Catalog::pin(std::int64_t unit, std::optional<std::int64_t> tier) {
 Status Catalog::doubt(std::int64_t unit, std::string_view text) {
   const std::scoped_lock lock(mutex_);
   return statements_->doubt.bind(1, unit).bind(2, text).run();
+}
+
+Status Catalog::fade_from(double now) {
+  const std::scoped_lock lock(mutex_);
+  return Statement(database_, "UPDATE unit SET heat_at = ?1 WHERE heat_at > ?1").bind(1, now).run();
 }
 
 Status Catalog::add_accesses(std::span<const Counted> counted, double now, double half_life_seconds) {

@@ -19,6 +19,7 @@
 
 #include "penstock/tiers.h"
 #include "services/tiers/sqlite.h"
+#include "services/tiers/unit_locks.h"
 
 namespace penstock::tiers {
 
@@ -120,8 +121,10 @@ struct Counted {
 
 class Catalog {
  public:
+  // Unfinished: until `finish`, only another `create` takes it, once this process has died.
   static Result<std::unique_ptr<Catalog>> create(const std::string& path, const TierPolicy& policy,
                                                  double wait_seconds);
+  Status finish();
   static Result<std::unique_ptr<Catalog>> open(const std::string& path, double wait_seconds);
 
   const std::string& path() const { return path_; }
@@ -165,6 +168,8 @@ class Catalog {
   Status delete_unit(std::int64_t id);
   Status pin(std::int64_t unit, std::optional<std::int64_t> tier);
   Status doubt(std::int64_t unit, std::string_view text);
+  // Heat that was counted while the clock was ahead fades from now on.
+  Status fade_from(double now);
   Status add_accesses(std::span<const Counted> counted, double now, double half_life_seconds);
 
   Result<std::vector<MoveRow>> moves();
@@ -181,12 +186,14 @@ class Catalog {
   struct Statements;
   Catalog(Database database, std::string path);
   static Result<std::unique_ptr<Catalog>> prepare(Database database, const std::string& path);
+  Result<bool> is_unfinished();
 
   const std::string path_;
   std::string id_;
-  uid_t owner_ = 0;             // of the file
-  std::recursive_mutex mutex_;  // recursive: `work` of a transaction calls
-  int depth_ = 0;               // of transactions
+  uid_t owner_ = 0;                      // of the file
+  std::optional<UnitLocks> unfinished_;  // locks number 0 until it is finished
+  std::recursive_mutex mutex_;           // recursive: `work` of a transaction calls
+  int depth_ = 0;                        // of transactions
   Database database_;
   std::unique_ptr<Statements> statements_;
 

@@ -28,8 +28,9 @@ inline constexpr std::array<std::string_view, 15> fault_points = {
     "forgotten",  // the catalog knows no more of the move
 };
 
-// Besides: "looking" (a directory is about to be listed), "parent" (a folder above a unit was made), "owning" (a copy
-// is about to get the owner and mode that its source has by now), "removing" (a directory is about to be emptied).
+// Besides: "tier" (one of a new catalog has been added), "looking" (a directory is about to be listed), "parent" (a
+// folder above a unit was made), "owning" (a copy is about to get the owner and mode that its source has by now),
+// "removing" (a directory is about to be emptied).
 void fault_point(std::string_view name);
 // An empty function undoes it.
 void set_fault_hook(std::function<void(std::string_view name)> hook);

@@ -28,7 +28,8 @@ bool has_room(const TierState& tier, std::uint64_t room_bytes) {
 }
 
 bool has_to_stay(const UnitState& unit, const TierPolicy& policy, double now) {
-  return unit.moved_at > 0 && now - unit.moved_at < policy.least_stay_seconds;
+  // What moved while the clock was ahead would stay for ever.
+  return unit.moved_at > 0 && unit.moved_at <= now && now - unit.moved_at < policy.least_stay_seconds;
 }
 
 // By heat alone, which is rounded: a hundred accesses in a row are a hundred, though the first has begun to fade.

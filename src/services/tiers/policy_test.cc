@@ -46,6 +46,12 @@ TEST(TierPolicy, a_unit_stays_a_while_after_a_move) {
   EXPECT_EQ(wish(three_tiers(), unit, {}, 1601).tier, 0U);
 }
 
+TEST(TierPolicy, what_moved_while_the_clock_was_ahead_does_not_stay) {
+  UnitState unit = unit_on(2, 500);
+  unit.moved_at = 2e9;
+  EXPECT_EQ(wish(three_tiers(), unit, {}, 1000).tier, 0U);
+}
+
 TEST(TierPolicy, a_pin_overrules_heat) {
   UnitState unit = unit_on(0, 500);
   unit.pinned = 2;

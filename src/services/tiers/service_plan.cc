@@ -90,6 +90,11 @@ Result<MovePlan> Service::plan() {
   if (!seen) return seen.error();
   auto briefs = catalog_->briefs();
   if (!briefs) return briefs.error();
+  constexpr double most_apart_seconds = 60;  // clocks of machines and processes
+  const auto is_ahead = [&](const Brief& brief) { return brief.heat_at > seen->now + most_apart_seconds; };
+  if (std::ranges::any_of(*briefs, is_ahead)) {
+    if (Status faded = catalog_->fade_from(seen->now); !faded) return std::move(faded).error();
+  }
   std::vector<UnitState> units;
   units.reserve(briefs->size());
   std::erase_if(*briefs, [&](const Brief& brief) {

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/made_folders.h"
 #include "base/out_of_memory.h"
+#include "services/tiers/fault_point.h"
 #include "services/tiers/folder.h"
 #include "services/tiers/names.h"
 #include "services/tiers/service.h"
@@ -107,7 +108,9 @@ Result<Tiers> Tiers::create(std::span<const NewTier> list, const TierPolicy& pol
         return std::move(added).error();
       }
       behind = tier.name;
+      tiers::fault_point("tier");
     }
+    if (Status finished = service->catalog().finish(); !finished) return std::move(finished).error();
     return Tiers(std::move(service));
   });
 }

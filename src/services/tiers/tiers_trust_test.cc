@@ -3,10 +3,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <csignal>
+
 #include "base/unique_fd.h"
 #include "penstock/tiers.h"
+#include "services/tiers/fault_point.h"
 #include "services/tiers/sqlite.h"
 #include "services/tiers/test_tiers.h"
+#include "services/tiers/unit_locks.h"
 
 namespace penstock::tiers {
 namespace {
@@ -95,6 +99,63 @@ TEST_F(TiersRows, a_row_that_cannot_be_is_reported_by_every_call) {
     expect_damaged(Tiers::open(folders_.options()), values);
     change("DELETE FROM move");
   }
+}
+
+TEST_F(TiersRows, heat_that_was_counted_while_the_clock_was_ahead_fades) {
+  put("nvme", "a", 1000);
+  use("a", 1000);
+  ASSERT_EQ(text_of(tiers_.flush()), "ok");
+  change("UPDATE unit SET heat_at = heat_at + 1e9, moved_at = moved_at + 1e9");
+  ASSERT_EQ(text_of(tiers_.plan()), "ok");
+  change("UPDATE unit SET heat_at = heat_at - 10 * 86400");  // ten days pass
+  const auto found = tiers_.find("a");
+  ASSERT_TRUE(found.ok());
+  EXPECT_LT(found->heat, 2);
+  change("UPDATE unit SET heat_at = heat_at + 1e9");
+  use("a", 1);
+  ASSERT_EQ(text_of(tiers_.flush()), "ok");
+  change("UPDATE unit SET heat_at = heat_at - 10 * 86400");
+  EXPECT_LT(tiers_.find("a")->heat, 2);
+}
+
+// At each step of it, and the next attempt as well.
+TEST(TiersInit, that_was_killed_can_be_done_again) {
+  for (int tiers_made = 1; tiers_made <= 3; ++tiers_made) {
+    const Folders folders;
+    const pid_t child = ::fork();
+    if (child == 0) {
+      set_fault_hook([&, left = tiers_made](std::string_view point) mutable {
+        if (point == "tier" && --left == 0) ::kill(::getpid(), SIGKILL);
+      });
+      static_cast<void>(Tiers::create(folders.tiers(), {}, folders.options()));
+      ::_exit(1);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status));
+    const auto opened = Tiers::open(folders.options());
+    ASSERT_FALSE(opened.ok());
+    EXPECT_EQ(opened.error().code, Code::not_found);
+    EXPECT_NE(opened.error().hint.find("tier init"), std::string::npos) << opened.error().hint;
+    const auto made = Tiers::create(folders.tiers(), {}, folders.options());
+    ASSERT_TRUE(made.ok()) << text_of(made);
+    EXPECT_EQ(made->tiers()->size(), 3U);
+    EXPECT_EQ(text_of(Tiers::open(folders.options())), "ok");
+    EXPECT_EQ(Tiers::create(folders.tiers(), {}, folders.options()).error().code, Code::in_use);
+  }
+}
+
+TEST(TiersInit, that_goes_on_is_not_done_again_by_another_process) {
+  const Folders folders;
+  int attempts = 0;
+  set_fault_hook([&](std::string_view point) {
+    if (point != "tier" || ++attempts > 1) return;
+    auto locks = UnitLocks::open(folders.catalog());
+    EXPECT_TRUE(locks.ok() && locks->try_lock(0).ok() && !*locks->try_lock(0)) << "others can tell that it goes on";
+  });
+  EXPECT_TRUE(Tiers::create(folders.tiers(), {}, folders.options()).ok());
+  set_fault_hook({});
+  EXPECT_EQ(attempts, 3);
 }
 
 class TiersTrust : public TiersTest {
