@@ -267,6 +267,11 @@ Exit run(const RowsFlags& flags) {
   if (!table.ok()) return output.fail(table.error());
   const auto numbers = make_numbers(flags, table->info(), *domain);
   if (!numbers.ok()) return output.fail(numbers.error());
+  // A file of 80 bytes can say that its rows have gigabytes; only a table with a row has bytes for one.
+  if (flags.zeros && table->info().rows == 0 && !numbers->empty()) {
+    return output.fail(
+        rows_usage("the table has no rows, so --zeros has no row to fill", "name a table that has rows"));
+  }
   const std::uint64_t bytes = bytes_of(numbers->size(), table->info().row_bytes);
   const Status room = check_room(*domain, bytes, "ask for fewer rows");
   if (!room.ok()) return output.fail(room.error());

@@ -104,6 +104,9 @@ class Rows(ToolTest):
         self.assertEqual(self.out.read_bytes(), self.row(1))
         error = self.fails("out_of_range", 2, "rows", self.file("none.npy", npy(0, 64)), "--indices", "0")
         self.assertIn("a table that has rows", error["hint"])
+        many = self.file("many.npy", npy(0, 4 << 30))
+        error = self.fails("invalid_argument", 2, "rows", many, "--indices", "0", "--zeros")
+        self.assertIn("no rows", error["message"])
 
     def test_counts_one_row_as_one(self):
         array = self.file("a.npy", npy(1000, 64) + self.content)
