@@ -224,7 +224,10 @@ TEST_F(KindsOfRecords, are_not_appended_while_another_writer_has_the_dictionary)
   const Kind kind = kinds.add({.name = "kind", .capacity = 10, .record_bytes = record_bytes}).value();
   const int fd = ::open(kinds.dictionary().c_str(), O_RDONLY | O_CLOEXEC);
   ASSERT_EQ(::flock(fd, LOCK_EX), 0);
-  EXPECT_EQ(append(kinds, kind.id, 0, 1).error().code, Code::in_use);
+  const auto refused = append(kinds, kind.id, 0, 1);
+  EXPECT_EQ(refused.error().code, Code::in_use);
+  const std::string holder = "process " + std::to_string(::getpid()) + " of user " + std::to_string(::geteuid());
+  EXPECT_NE(refused.error().message.find(holder), std::string::npos) << refused.error().message;
   EXPECT_EQ(kinds.remove(kind.id).error().code, Code::in_use);
   ::close(fd);
   EXPECT_TRUE(append(kinds, kind.id, 0, 1).ok());

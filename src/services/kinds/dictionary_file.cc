@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -29,6 +31,25 @@ Result<bool> try_lock(int fd, const std::string& path) {
   return system_error(errno, "lock " + path, "keep the dictionary on a file system that has locks");
 }
 
+// Who has the lock, as far as this machine can tell. Any user who may read the dictionary can hold it.
+std::string holder_of(int fd) {
+  struct stat status = {};
+  if (::fstat(fd, &status) != 0) return {};
+  std::ifstream locks("/proc/locks");
+  for (std::string line; std::getline(locks, line);) {
+    // "1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF" (proc_locks(5)); those that wait have "->" behind the number.
+    std::istringstream words(line);
+    std::string number, kind, mode, access, file;
+    long pid = 0;
+    words >> number >> kind >> mode >> access >> pid >> file;
+    if (kind != "FLOCK" || !file.ends_with(":" + std::to_string(status.st_ino)) || pid <= 0) continue;
+    struct stat process = {};
+    if (::stat(("/proc/" + std::to_string(pid)).c_str(), &process) != 0) continue;
+    return "process " + std::to_string(pid) + " of user " + std::to_string(process.st_uid);
+  }
+  return {};
+}
+
 bool is_same_file(int fd, const std::string& path) {
   struct stat held {
   }, named{};
@@ -46,7 +67,12 @@ Result<UniqueFd> lock(const std::string& path, int flags, Access access, TimePoi
       if (!locked) return locked.error();
       if (*locked && is_same_file(fd.get(), path)) return fd;
       if (Clock::now() >= deadline) {
-        return Error{Code::in_use, 0, path + ": another writer is at work on it", "try again, or wait for longer"};
+        const std::string holder = holder_of(fd.get());
+        return Error{
+            Code::in_use, 0,
+            path + ": another writer is at work on it" + (holder.empty() ? "" : ": " + holder + " has its lock"),
+            "try again, or wait for longer; a process that only reads can have the lock too: forbid others to "
+            "read the dictionary (chmod o-r) where they are not trusted"};
       }
       if (watch != nullptr && !watch->goes_on()) return rows::Watch::told_to_stop();
       if (*locked) break;  // replaced meanwhile
