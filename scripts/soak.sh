@@ -18,7 +18,8 @@
 #            with and without a cache (default: 100,000)
 #   tiers    processes that move units between tiers, killed at PENSTOCK_TIER_KILLS random times (default: 2,000), every
 #            byte compared; then PENSTOCK_TIER_OPERATIONS operations of several at once, compared with a model (default:
-#            2,000)
+#            2,000); then PENSTOCK_TIER_RACES rounds as root against a user who exchanges his folders for links (default:
+#            300)
 #   nvme     the NVMe driver against a controller that misbehaves, with PENSTOCK_NVME_SEEDS seeds of 3,000 operations and
 #            PENSTOCK_NVME_LONG_SEEDS of 100,000 (default: 2,000 and 50)
 #   guest    the NVMe driver in a guest of the other architecture, cross-compiled; Debian only
@@ -95,7 +96,8 @@ run_seeds() {
 run_tiers() {
   build release unit_services &&
     PENSTOCK_TIER_KILLS=${PENSTOCK_TIER_KILLS:-2000} PENSTOCK_TIER_OPERATIONS=${PENSTOCK_TIER_OPERATIONS:-2000} \
-      build/bin/unit_services --gtest_filter='TiersModel.*:TiersCrash.*' --gtest_brief=1
+      PENSTOCK_TIER_RACES=${PENSTOCK_TIER_RACES:-300} \
+      build/bin/unit_services --gtest_filter='TiersModel.*:TiersCrash.*:*TiersHostile.*' --gtest_brief=1
 }
 
 run_nvme() {

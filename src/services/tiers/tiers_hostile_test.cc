@@ -5,6 +5,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <thread>
 
@@ -331,6 +334,67 @@ TEST_P(TiersHostile, a_tier_whose_folder_is_another_users_is_refused) {
     });
     for (const char* tier : {"nvme", "ssd", "hdd"}) fs::remove_all(folders_.path(tier) / ".penstock");
     for (const char* ending : {"", "-wal", "-shm", "-units"}) fs::remove(folders_.catalog() + ending);
+  }
+}
+
+// The same without points: the other user exchanges folders for links as fast as he can. PENSTOCK_TIER_RACES rounds.
+TEST_P(TiersHostile, in_a_race_nothing_of_roots_is_given_away_changed_or_deleted) {
+  const char* const wanted = std::getenv("PENSTOCK_TIER_RACES");
+  const int rounds = wanted != nullptr ? std::atoi(wanted) : 10;
+  for (const char* model : {"home/model", "home/x"}) put_of_other(std::string(model) + "/d/secret");
+  fs::create_directories(folders_.path("hdd/home/x"));
+  give(folders_.path("hdd/home/x"));
+  const pid_t racer = ::fork();
+  if (racer == 0) {
+    const bool is_other = ::setgroups(0, nullptr) == 0 && ::setresgid(other_user, other_user, other_user) == 0 &&
+                          ::setresuid(other_user, other_user, other_user) == 0;
+    for (const char* tier : {"nvme", "hdd"}) {
+      const fs::path home = folders_.path(tier) / "home";
+      static_cast<void>(::symlink(folders_.path("root").c_str(), (home / "link").c_str()));
+    }
+    while (is_other) {
+      for (const char* name : {"nvme/home/model/d", "hdd/home/model/d", "nvme/home/x", "hdd/home/x", "nvme/home/model",
+                               "hdd/home/model"}) {
+        const std::string link = (folders_.path(std::string(name).substr(0, 4)) / "home/link").lexically_normal();
+        const std::string folder = folders_.path(name);
+        for (int i = 0; i < 2; ++i) {
+          static_cast<void>(::renameat2(AT_FDCWD, link.c_str(), AT_FDCWD, folder.c_str(), RENAME_EXCHANGE));
+        }
+      }
+    }
+    ::_exit(1);
+  }
+  run([&] {
+    Tiers tiers = folders_.create();
+    for (int round = 0; round < rounds && !HasFailure(); ++round) {
+      for (const char* to : {"hdd", "nvme"}) {
+        static_cast<void>(tiers.import("home/model"));
+        static_cast<void>(tiers.import("home/x/d/secret"));
+        static_cast<void>(tiers.import_all(to));
+        std::vector<PlannedMove> moves;
+        for (const char* name : {"home/model", "home/x/d/secret"}) {
+          if (tiers.find(name).ok()) moves.push_back({.name = name, .to = to});
+        }
+        static_cast<void>(tiers.move(moves));
+        static_cast<void>(tiers.rebalance());
+        static_cast<void>(tiers.check({.bytes = true}));
+      }
+      static_cast<void>(tiers.remove("home/x/d/secret"));
+      static_cast<void>(tiers.add(folders_.path("nvme/home/model/d").string(), "home/added"));
+      static_cast<void>(tiers.remove("home/added"));
+      expect_secret();
+      EXPECT_EQ(std::distance(fs::directory_iterator(folders_.path("root")), fs::directory_iterator()), 1);
+    }
+  });
+  ::kill(racer, SIGKILL);
+  ::waitpid(racer, nullptr, 0);
+  for (const char* tier : {"nvme", "ssd", "hdd"}) {
+    for (const auto& entry : fs::recursive_directory_iterator(folders_.path(tier))) {
+      // He named the source himself in `add`, so a copy may be there; but it is root's.
+      if (!entry.is_regular_file() || read_file(entry.path()) != read_file(secret())) continue;
+      const struct stat status = facts_of(entry.path());
+      EXPECT_TRUE(status.st_uid == 0 && (status.st_mode & 077) == 0) << entry.path();
+    }
   }
 }
 
