@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/open_hint.h"
 #include "base/out_of_memory.h"
 #include "services/tiers/folder.h"
 #include "services/tiers/names.h"
@@ -197,10 +198,6 @@ Result<Location> Service::locate_to_change(const Found& found, const OpenOptions
   if (!*row || (*row)->tier != found.place.tier) {
     return Error{Code::changed, 0, shown(found.unit) + " has moved meanwhile", "open it again"};
   }
-  // No identity is expected until it moves again: then nobody has it open for writing.
-  (*row)->identity.clear();
-  (*row)->checksum.clear();
-  if (Status updated = catalog_->update_unit(**row); !updated) return std::move(updated).error();
   Location location{found.path, options};
   const auto folder = tier_folder(found);
   if (!folder) return folder.error();
@@ -212,7 +209,14 @@ Result<Location> Service::locate_to_change(const Found& found, const OpenOptions
     is_new = static_cast<bool>(fd);
   }
   const bool may_be_missing = options.access == Access::replace && errno == ENOENT;
-  if (!fd && !may_be_missing) return system_error(errno, "open " + found.path);
+  if (!fd && !may_be_missing) {
+    const int error = errno;
+    return system_error(error, "open " + found.path, open_hint(error, found.path, options.access));
+  }
+  // No identity is expected until it moves again: then nobody has it open for writing.
+  (*row)->identity.clear();
+  (*row)->checksum.clear();
+  if (Status updated = catalog_->update_unit(**row); !updated) return std::move(updated).error();
   if (options.access != Access::replace) location.options.descriptor = fd.get();
   location.held = std::make_shared<UniqueFd>(std::move(fd));
   location.options.on_commit = [self = shared_from_this(), unit = found.place.unit, name = found.name, is_new,
