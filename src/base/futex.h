@@ -25,8 +25,11 @@ inline void futex_wait_until(const std::atomic<std::uint32_t>& word, std::uint32
   ::syscall(SYS_futex, &word, FUTEX_WAIT_BITSET | FUTEX_PRIVATE_FLAG, expected, limit, nullptr, FUTEX_BITSET_MATCH_ANY);
 }
 
+inline void futex_wake(const std::atomic<std::uint32_t>& word, std::uint32_t threads) {
+  ::syscall(SYS_futex, &word, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, threads, nullptr, nullptr, 0);
+}
 inline void futex_wake_all(const std::atomic<std::uint32_t>& word) {
-  ::syscall(SYS_futex, &word, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, INT_MAX, nullptr, nullptr, 0);
+  futex_wake(word, INT_MAX);
 }
 
 }  // namespace penstock

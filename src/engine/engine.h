@@ -52,7 +52,7 @@ struct Meaning {
 struct QueueOptions {
   std::uint32_t depth = 64;    // operations in flight
   std::uint32_t threads = 32;  // the most threads that a blocking engine may start for this queue
-  std::uint32_t sharers = 0;   // and the most that share reads
+  std::uint32_t sharers = 0;   // and the most that share reads; with run_inline, those that help the queue's own thread
   bool run_inline = false;     // REQUIRES: Description::inline_queue. submit runs each Op to its end
 };
 

@@ -17,6 +17,7 @@ class Ring {
   std::size_t size() const { return size_; }
   bool empty() const { return size_ == 0; }
   bool full() const { return size_ == items_.size(); }
+  std::size_t capacity() const { return items_.size(); }
 
   // REQUIRES: !full()
   void push(const T& item) {

@@ -4,6 +4,7 @@
 #include "files/file_store.h"
 #include "files/inline_queue.h"
 #include "files/may_wait.h"
+#include "files/shared_read_team.h"
 
 namespace penstock::posix {
 namespace {
@@ -25,7 +26,10 @@ class Engine : public engine::Engine {
 
   Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions& options) override {
     if (options.depth == 0) return Error{Code::invalid_argument, 0, "a queue of depth 0", "ask for at least 1"};
-    if (options.run_inline) return std::unique_ptr<engine::Queue>(std::make_unique<files::InlineQueue>(options.depth));
+    if (options.run_inline) {
+      return std::unique_ptr<engine::Queue>(
+          std::make_unique<files::InlineQueue>(options.depth, team_.get(options.sharers)));
+    }
     return std::unique_ptr<engine::Queue>(std::make_unique<Queue>(options));
   }
 
@@ -44,6 +48,7 @@ class Engine : public engine::Engine {
       .shares_reads = true,
       .may_wait = files::may_wait,
   };
+  files::SharedReadTeam team_;
 };
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "engines/uring/store.h"
 #include "files/inline_queue.h"
 #include "files/may_wait.h"
+#include "files/shared_read_team.h"
 
 namespace penstock::uring {
 namespace {
@@ -41,7 +42,10 @@ class Engine : public engine::Engine {
 
   Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions& options) override {
     if (options.depth == 0) return Error{Code::invalid_argument, 0, "a queue of depth 0", "ask for at least 1"};
-    if (options.run_inline) return std::unique_ptr<engine::Queue>(std::make_unique<files::InlineQueue>(options.depth));
+    if (options.run_inline) {
+      return std::unique_ptr<engine::Queue>(
+          std::make_unique<files::InlineQueue>(options.depth, team_.get(options.sharers)));
+    }
     if (settings_.simulated_refusal != 0) {
       const engine::Probe refusal = probe();
       return Error{Code::engine_unavailable, settings_.simulated_refusal, refusal.reason, refusal.remedy};
@@ -66,6 +70,7 @@ class Engine : public engine::Engine {
       .may_wait = files::may_wait,
   };
   Registry registry_;
+  files::SharedReadTeam team_;
 };
 
 }  // namespace
