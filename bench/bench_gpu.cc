@@ -311,7 +311,9 @@ class Latency {
     for (const double end = bench::now() + seconds; bench::now() < end || calls.empty();) {
       std::unique_ptr<penstock::cuda::StreamOrder> wait;
       behind_kernel = idler_.start(stream_, 100'000'000);
-      if (!behind_kernel) wait = value_of(penstock::cuda::StreamOrder::begin(device, stream_.handle()));
+      if (!behind_kernel)
+        wait = value_of(
+            penstock::cuda::StreamOrder::begin(device, stream_.handle(), penstock::cuda::StreamHold::until_release));
       const penstock::Range range{&session_.store, 0, session_.buffer.region()};
       const double begin = bench::now();
       const penstock::Ticket ticket =

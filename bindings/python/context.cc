@@ -152,6 +152,7 @@ Reading transfer(PythonContext& self, const HeldStore& store, bool writes, bool 
   options.durable = writes && durable;
   if (endings != nullptr) options.on_end = [to = endings->shared, number](const Report&) { to->add(number); };
   if (stream && size_bytes != 0) options.stream = CudaStream{reinterpret_cast<void*>(*stream)};
+  options.stream_waits = false;  // the caller waits for the end, which orders it before later work
   auto ticket =
       without_gil([&] { return context->submit(writes ? Direction::write : Direction::read, {&range, 1}, options); });
   return {context, value_or_raise(std::move(ticket)), size_bytes, std::move(memory)};

@@ -112,10 +112,16 @@ struct RequestOptions {
   // others may then still be on their way. It runs on the lane that moved them, so it must not wait, hold a lock for
   // long, or throw. If a request is stopped early, it may not run for all ranges.
   std::function<void(std::uint64_t range, Code code)> on_range = {};
-  // Stream order: the request begins when earlier work on the stream is done, and later work begins when the request
-  // has ended, even by failure or cancellation: check the ticket. All memory must be on the stream's device.
-  // Asynchronous requests only. A stream that is being captured into a graph is refused.
+  // Stream order: the request begins when earlier work on the stream is done. All memory must be on the stream's
+  // device. A stream that is being captured into a graph is refused.
   std::optional<CudaStream> stream = {};
+  // Asynchronous requests with a stream: later work on the stream begins when the request has ended, even by failure or
+  // cancellation: check the ticket. Without it, the caller waits for the ticket before it enqueues work that needs the
+  // bytes. Synchronous transfers never make the stream wait: their return orders them before later work.
+  bool stream_waits = true;
+  // Synchronous transfers: called on the calling thread about every 60 ms while the call waits; false cancels the
+  // request. It must not throw.
+  std::function<bool()> keep_going = {};
 };
 
 // Default-constructed or moved from, it has no request: it has ended as failed, and the report says so.

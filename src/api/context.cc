@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <new>
+#include <thread>
 
 #include "api/context_builder.h"
 #include "api/resolvers.h"
@@ -64,6 +65,17 @@ engine::OpKind kind_of(Direction direction) {
   return direction == Direction::read ? engine::OpKind::read : engine::OpKind::write;
 }
 
+// How often a synchronous call asks its caller whether to go on.
+constexpr Duration keep_going_period = std::chrono::milliseconds(60);
+
+// Returns early where the caller does not want to go on: then the request has been cancelled.
+void wait_for(core::Request& request, const std::function<bool()>& keep_going) {
+  while (!request.wait_until(keep_going ? Clock::now() + keep_going_period : TimePoint::max())) {
+    if (keep_going()) continue;
+    while (!request.ended()) request.cancel();
+  }
+}
+
 Report failed_report(Error error) {
   Report report;
   report.outcome = Outcome::failed;
@@ -111,9 +123,12 @@ class Context::Impl {
   }
 
   Result<std::shared_ptr<core::Request>> make_request(engine::OpKind kind, std::span<const Range> ranges,
-                                                      const RequestOptions& options) {
+                                                      const RequestOptions& options, bool in_stream_order = false) {
     return or_out_of_memory([&]() -> Result<std::shared_ptr<core::Request>> {
-      return core::Request::create(environment, ranges, {.kind = kind, .lanes = lanes->size()}, options);
+      return core::Request::create(
+          environment, ranges,
+          {.kind = kind, .lanes = lanes->size(), .may_wait = !in_stream_order, .in_stream_order = in_stream_order},
+          options);
     });
   }
 
@@ -138,7 +153,8 @@ class Context::Impl {
     return Ticket(std::move(*request));
   }
 
-  Result<Ticket> submit_in_order(Direction direction, std::span<const Range> ranges, const RequestOptions& options) {
+  // The GPU that has all memory of a request in stream order.
+  static Result<cuda::Device*> device_of(std::span<const Range> ranges) {
     if (ranges.empty() || ranges[0].memory.domain.host_accessible()) {
       return Error{Code::invalid_argument, 0, "stream order needs GPU memory", "leave stream unset"};
     }
@@ -148,16 +164,22 @@ class Context::Impl {
       return Error{Code::invalid_argument, 0, "stream order: the memory is on more than one device",
                    "split the request: all memory must be on the stream's device"};
     }
-    return submit_in_order(domain, *options.stream, [&] { return make_request(kind_of(direction), ranges, options); });
+    return device(domain);
+  }
+
+  Result<Ticket> submit_in_order(Direction direction, std::span<const Range> ranges, const RequestOptions& options) {
+    auto gpu = device_of(ranges);
+    if (!gpu) return gpu.error();
+    const auto hold = options.stream_waits ? cuda::StreamHold::until_release : cuda::StreamHold::none;
+    return submit_in_order(**gpu, *options.stream, hold,
+                           [&] { return make_request(kind_of(direction), ranges, options, true); });
   }
 
   template <typename Make>
-  Result<Ticket> submit_in_order(Domain domain, CudaStream stream, Make make) {
-    auto gpu = device(domain);
-    if (!gpu) return gpu.error();
+  Result<Ticket> submit_in_order(cuda::Device& gpu, CudaStream stream, cuda::StreamHold hold, Make make) {
     Result<std::shared_ptr<core::Request>> request = make();
     if (!request) return std::move(request).error();
-    auto order = cuda::StreamOrder::begin(**gpu, stream.handle);
+    auto order = cuda::StreamOrder::begin(gpu, stream.handle, hold);
     if (!order) return std::move(order).error();
     (*request)->order = std::move(*order);
     if (auto status = lanes->submit_in_order(*request); !status) return std::move(status).error();
@@ -189,13 +211,44 @@ class Context::Impl {
     return true;
   }
 
-  void run(std::span<const Range> ranges, const std::shared_ptr<core::Request>& request) {
+  // For a synchronous call, whose return orders it before later work: an event on the stream orders it after earlier
+  // work, and nothing that waits is enqueued.
+  Status wait_for_stream(std::span<const Range> ranges, const RequestOptions& options, TimePoint begun) const {
+    auto gpu = device_of(ranges);
+    if (!gpu) return std::move(gpu).error();
+    const auto order = cuda::StreamOrder::begin(**gpu, options.stream->handle, cuda::StreamHold::none);
+    if (!order) return order.error();
+    const TimePoint deadline = core::Request::deadline_of(*environment, options, begun);
+    constexpr Duration without_pause = std::chrono::microseconds(50);
+    constexpr Duration longest_pause = std::chrono::microseconds(200);
+    TimePoint asked = begun;
+    while (true) {
+      const cuda::CuResult state = (*order)->reached();
+      if (state == cuda::cu_success) return {};
+      if (state != cuda::cu_not_ready) {
+        return (*gpu)->driver().error(state, "the stream of the request has failed");
+      }
+      const TimePoint now = Clock::now();
+      if (now >= deadline) {
+        return Error{Code::timed_out, 0, "the deadline passed before the stream had done its earlier work",
+                     "allow more time, or find out what the GPU is busy with"};
+      }
+      if (options.keep_going && now - asked >= keep_going_period) {
+        if (!options.keep_going()) return Error{Code::cancelled, 0, "cancelled by the caller", ""};
+        asked = now;
+      }
+      if (now - begun >= without_pause) std::this_thread::sleep_for(std::min(longest_pause, (now - begun) / 4));
+    }
+  }
+
+  void run(std::span<const Range> ranges, const std::shared_ptr<core::Request>& request,
+           const std::function<bool()>& keep_going) {
     if (is_late(request)) return;
     // A deadline needs a lane: a thread inside a system call can't be called back.
     const bool here = is_small(ranges, *request) && request->deadline == TimePoint::max() &&
                       engine_of(*request).inline_queue && lanes->drive(request);
-    if (!here) lanes->submit(request);
-    request->wait_until(TimePoint::max());
+    if (!here && !lanes->drive_while_cached(request)) lanes->submit(request);
+    wait_for(*request, keep_going);
   }
 
   // From its making to its end.
@@ -212,12 +265,15 @@ class Context::Impl {
       return failed_report({Code::would_deadlock, 0, "a synchronous transfer inside a completion callback",
                             "submit it, and continue in its callback"});
     }
+    const TimePoint begun = Clock::now();
     if (options.stream) {
-      return failed_report({Code::invalid_argument, 0, "a synchronous transfer in stream order", "submit it instead"});
+      Status reached = or_out_of_memory([&] { return self->wait_for_stream(ranges, options, begun); });
+      if (!reached) return failed_report(std::move(reached).error());
     }
     auto request = self->make_request(kind, ranges, options);
     if (!request) return failed_report(std::move(request).error());
-    self->run(ranges, *request);
+    if (options.stream) (*request)->count_from(begun);
+    self->run(ranges, *request, options.keep_going);
     Result<Report> report = or_out_of_memory([&]() -> Result<Report> { return (*request)->report(); });
     return report ? std::move(*report) : failed_report(std::move(report).error());
   }
@@ -485,10 +541,15 @@ Result<Ticket> Context::submit(Direction direction, Domain gpu, RangeSource rang
                  "set the stream, or give the ranges"};
   }
   return or_out_of_memory([&] {
-    return impl_->submit_in_order(gpu, *options.stream, [&]() -> Result<std::shared_ptr<core::Request>> {
-      return core::Request::create_late(impl_->environment, gpu, std::move(ranges),
-                                        {.kind = kind_of(direction), .lanes = impl_->lanes->size()}, options);
-    });
+    const auto device = Impl::device(gpu);
+    if (!device) return Result<Ticket>(device.error());
+    const auto make = [&]() -> Result<std::shared_ptr<core::Request>> {
+      return core::Request::create_late(
+          impl_->environment, gpu, std::move(ranges),
+          {.kind = kind_of(direction), .lanes = impl_->lanes->size(), .may_wait = false, .in_stream_order = true},
+          options);
+    };
+    return impl_->submit_in_order(**device, *options.stream, cuda::StreamHold::until_release, make);
   });
 }
 

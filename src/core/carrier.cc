@@ -297,8 +297,16 @@ void Carrier::on_moved(std::uint32_t index, std::uint64_t bytes, Route route, Ti
   }
 }
 
+// Those that share a read read only what is cached. The rest comes through the page cache, but from the disk.
+void Carrier::leave_shared_read(Piece& piece) {
+  if (!std::exchange(piece.op.is_shared, false)) return;
+  piece.op.path = Path::buffered;
+  piece.part->hold->give_up_long_slots();
+}
+
 void Carrier::continue_short(std::uint32_t index, std::uint64_t before, Route route, TimePoint now) {
   Piece& piece = lane_.pieces[index];
+  leave_shared_read(piece);
   const std::uint64_t alignment = piece.entry->alignment(piece.part->hold->direction);
   const bool whole_blocks = piece.op.path == Path::direct || piece.op.path == Path::device;
   if (whole_blocks && piece.moved % alignment != 0) {
@@ -361,6 +369,11 @@ void Carrier::on_failed(std::uint32_t index, const Done& done, TimePoint now) {
   Piece& piece = lane_.pieces[index];
   if (piece.part->is_stopped()) {
     drop(index);
+    return;
+  }
+  if (piece.op.is_shared && done.system_error == EAGAIN) {
+    leave_shared_read(piece);
+    send(index, now);
     return;
   }
   if (is_transient(done) && ++piece.attempts < most_attempts) {

@@ -54,6 +54,7 @@ class Carrier {
   void on_failed(std::uint32_t index, const engine::Done& done, TimePoint now);
   void on_orphan_home(std::uint32_t index);
   void take_loan(Piece& piece, const engine::Done& done);
+  static void leave_shared_read(Piece& piece);
   void continue_short(std::uint32_t index, std::uint64_t before, Route route, TimePoint now);
   void lock_block(std::uint32_t index, TimePoint now);
   void write_back_block(std::uint32_t index, TimePoint now);

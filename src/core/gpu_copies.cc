@@ -15,10 +15,10 @@ using cuda::Toward;
 
 namespace {
 
-// Small copies are given to the GPU many together; from this size on, each by itself, so that its slot is free as soon
-// as it has been copied.
+// Small copies are given to the GPU many together; from this size on, each by itself, so that the bus has work early
+// and the slot is free as soon as it has been copied.
 constexpr std::size_t worth_issuing_copies = 32;
-constexpr std::size_t worth_issuing_bytes = 256 << 10;
+constexpr std::size_t worth_issuing_bytes = 128 << 10;
 
 // Where a GPU has no room, it is not asked again for every piece.
 constexpr Duration between_scratches = std::chrono::seconds(1);
@@ -136,6 +136,16 @@ std::size_t GpuCopies::added() const {
     }
   }
   return count;
+}
+
+std::uint64_t GpuCopies::pending_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const OfGpu& of : gpus_) {
+    for (const CopyQueue* queue : {of.to_device.get(), of.to_host.get()}) {
+      if (queue != nullptr) bytes += queue->pending_bytes();
+    }
+  }
+  return bytes;
 }
 
 void GpuCopies::note_moved(std::size_t count) {

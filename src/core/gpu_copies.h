@@ -57,6 +57,7 @@ class GpuCopies {
   // Gives the GPUs what was added, where it is worth it, or all.
   void issue(bool all);
   std::uint32_t pending() const { return pending_; }
+  std::uint64_t pending_bytes() const;
   // Whether it ever had to do with one.
   bool has_gpus() const { return !gpus_.empty(); }
   // Whether all that is pending ends within microseconds.

@@ -3,8 +3,10 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
+#include "base/spin.h"
 #include "core/request.h"
 
 namespace penstock::core {
@@ -17,13 +19,24 @@ Part* const closed_mark = reinterpret_cast<Part*>(std::uintptr_t{1});  // NOLINT
 }  // namespace
 
 bool Inbox::post(Part& part) {
+  if (!post_quietly(part)) return false;
+  wake();
+  return true;
+}
+
+bool Inbox::post_quietly(Part& part) {
   Part* head = mail_.load(std::memory_order_relaxed);
   do {
     if (head == closed_mark) return false;
     part.next_in_lane = head;
   } while (!mail_.compare_exchange_weak(head, &part, std::memory_order_seq_cst));
-  wake();
   return true;
+}
+
+bool Inbox::wake_sleeper() {
+  const bool sleeps = state_.load(std::memory_order_seq_cst) != State::working;
+  if (sleeps) wake();
+  return sleeps;
 }
 
 void Inbox::attend() {
@@ -73,7 +86,14 @@ Part* Inbox::take_and_leave(Part* mark) {
   return oldest;
 }
 
-void Inbox::sleep(TimePoint until) {
+void Inbox::sleep(TimePoint until, Duration spin) {
+  if (spin > Duration::zero()) {
+    const TimePoint spin_end = std::min(until, Clock::now() + spin);
+    while (Clock::now() < spin_end) {
+      if (has_news()) return;
+      relax_processor();
+    }
+  }
   std::unique_lock lock(mutex_);
   state_.store(State::sleeping, std::memory_order_seq_cst);
   if (!has_news()) {

@@ -28,6 +28,10 @@ class Inbox {
 
   // Hands over a part; false if no more are taken.
   bool post(Part& part);
+  // The same without waking the worker: wake_sleeper does, whoever calls it.
+  bool post_quietly(Part& part);
+  // Wakes the worker if it sleeps for want of work; says whether it did.
+  bool wake_sleeper();
   // Makes the worker look at everything soon.
   void attend();
 
@@ -40,8 +44,8 @@ class Inbox {
   // The same, and none from now on.
   Part* take_last();
 
-  // Sleeps until the time has come, or there is news.
-  void sleep(TimePoint until);
+  // Sleeps until the time has come, or there is news, for which it spins first: `spin` is short.
+  void sleep(TimePoint until, Duration spin = Duration::zero());
   // As Queue::poll, and until there is news.
   std::size_t poll(engine::Queue& queue, std::span<engine::Done> done, TimePoint until);
   // Sleeps until one of the events happens, the time has come, or there is news. The first is the Inbox's own, and

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/spin.h"
 #include "penstock/capture_mode.h"
 
 namespace penstock::core {
@@ -24,6 +25,16 @@ constexpr std::uint32_t held_back_most = 4;
 
 // Who waits for short copies looks again at once: to sleep takes longer.
 constexpr Duration spin_time = std::chrono::microseconds(50);
+
+// The last copies of a request, for which the caller waits too, have at most this much left to do.
+constexpr std::uint64_t last_copies_bytes_max = 16 << 20;
+constexpr Duration last_copies_spin_time = std::chrono::microseconds(400);
+
+// Spinning needs a processor that is left over.
+constexpr std::uint32_t spins_from_cpus = 8;
+
+// After a request, its lanes are awake for this long: to wake them again takes as long as to move a megabyte.
+constexpr Duration idle_spin_time = std::chrono::microseconds(50);
 
 // What is left behind in staging memory takes room from others; a distant store may take a while to bring it.
 constexpr int graces_to_be_home = 10;
@@ -70,6 +81,8 @@ void Lane::run() {
 }
 
 void Lane::drive(Part& part) {
+  std::optional<RelaxedCaptureMode> mode;
+  if (part.hold->has_gpu) mode.emplace();
   accept(part, Clock::now());
   while (!active_.empty()) step(TimePoint::max());
 }
@@ -184,6 +197,7 @@ void Lane::take_mail(TimePoint now) {
 }
 
 void Lane::accept(Part& part, TimePoint now) {
+  if (part.stage == Stage::transfer) part.hold->wake_next_lanes();
   active_.push(part);
   part.last_progress = now;
   if (part.hold->total_bytes >= timed_from_bytes) {
@@ -249,8 +263,10 @@ std::size_t Lane::collect(TimePoint until) {
 
 void Lane::sleep(TimePoint until) {
   const TimePoint begun = lane_.trace != nullptr ? Clock::now() : TimePoint();
-  if (active_.empty() && !has_orphans()) busy_.store(false, std::memory_order_relaxed);
-  if (!finished() && !(may_close() && !mail_closed_)) lane_.inbox.sleep(until);
+  const bool is_idle = active_.empty() && !has_orphans();
+  if (is_idle) busy_.store(false, std::memory_order_relaxed);
+  const Duration spin = is_idle && std::exchange(spins_, false) ? idle_spin_time : Duration::zero();
+  if (!finished() && !(may_close() && !mail_closed_)) lane_.inbox.sleep(until, spin);
   if (lane_.trace != nullptr && active_.empty()) lane_.trace->add_wait(TraceKind::idle, begun, Clock::now());
 }
 
@@ -280,9 +296,15 @@ void Lane::wait_for_copies(TimePoint until) {
     return;
   }
   copies.issue(true);
-  const bool spins = runner() != Runner::own_thread || copies.are_short();
+  const bool are_last = to_start_.empty() && copies.pending_bytes() <= last_copies_bytes_max &&
+                        environment_->machine.usable_cpus >= spins_from_cpus;
+  const bool spins = are_last || runner() != Runner::own_thread || copies.are_short();
+  const TimePoint spin_end = std::min(until, begun + (are_last ? last_copies_spin_time : spin_time));
   TimePoint now = begun;
-  while (collect_copies() == 0 && spins && now < std::min(until, begun + spin_time)) now = Clock::now();
+  while (collect_copies() == 0 && spins && now < spin_end) {
+    relax_processor();
+    now = Clock::now();
+  }
   if (copies.pending() != 0 && copies.last_moved() < begun) {
     sleep(std::min(until, Clock::now() + copies.between_looks()));
   }
@@ -375,6 +397,7 @@ void Lane::leave(Part& part) {
     time->wall_seconds += seconds_between(time->entered + (spent.time - before.time), end);
   }
   const std::shared_ptr<Request> request = std::move(part.hold);
+  spins_ = request->has_gpu && environment_->machine.usable_cpus >= spins_from_cpus;
   if (!request->leave()) return;
   if (const auto stage = request->next_stage(part.stage)) {
     request->rejoin();

@@ -46,6 +46,12 @@ class Lane : public std::enable_shared_from_this<Lane> {
     busy_.store(true, std::memory_order_relaxed);
     return lane_.inbox.post(part);
   }
+  // The same without waking the lane: Request::wake_next_lanes does that.
+  bool post_quietly(Part& part) {
+    busy_.store(true, std::memory_order_relaxed);
+    return lane_.inbox.post_quietly(part);
+  }
+  bool wake_sleeper() { return lane_.inbox.wake_sleeper(); }
   // Makes the lane look at its requests' stop codes soon.
   void attend() { lane_.inbox.attend(); }
   // Makes what copies to and from the GPU need; `left` as GpuCopies has it.
@@ -124,6 +130,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   PartList to_start_;                              // those that have something left to start, in turn
   std::vector<std::shared_ptr<Request>> to_wake_;  // ended; someone sleeps until then
   TimePoint next_look_ = TimePoint::max();
+  bool spins_ = false;           // before it sleeps without work: the next request may come at once
   double copy_seconds_ = 0;      // waited for copies with nothing else to do, in all
   std::uint32_t held_back_ = 0;  // operations that the kernel has not seen yet
   bool mail_closed_ = false;

@@ -78,8 +78,9 @@ LaneSet::LaneSet(std::shared_ptr<Environment> environment)
       size_(environment_->options.lanes),
       workers_(size_),
       callers_lanes_(std::min(size_, callers_lanes_most)) {
-  driven_.reserve(driven_most);
-  stuck_.reserve(driven_most + callers_lanes_.size());  // which close adds
+  driven_.free.reserve(driven_most);
+  long_driven_.free.reserve(long_driven_most);
+  stuck_.reserve(driven_most + long_driven_most + callers_lanes_.size());  // which close adds
 }
 
 LaneSet::~LaneSet() {
@@ -159,9 +160,9 @@ Status LaneSet::submit_in_order(const std::shared_ptr<Request>& request) {
   return environment_->streams.add(request, start);
 }
 
-bool LaneSet::give_lanes_that(bool (*fit)(Lane& lane), Request& request) {
+bool LaneSet::give_lanes_that(bool (*fit)(Lane& lane), Request& request, std::size_t first) {
   auto& parts = request.parts;
-  std::size_t given = 0;
+  std::size_t given = first;
   // For a short request the lane that was given last is the quickest, if it is free: thread and stream are warm.
   const auto& last = workers_[last_].lane;
   const bool is_last_free = parts.size() == 1 && last && !last->busy();
@@ -174,34 +175,45 @@ bool LaneSet::give_lanes_that(bool (*fit)(Lane& lane), Request& request) {
     parts[given++].lane = std::move(lane);
     last_ = slot;
   }
-  const std::size_t found = given;
-  for (; found != 0 && given < parts.size(); ++given) parts[given].lane = parts[given % found].lane;
+  const std::size_t found = given - first;
+  for (; found != 0 && given < parts.size(); ++given) parts[given].lane = parts[given - found].lane;
   return found != 0;
 }
 
 // Most GPU memory is reached through staging memory. The budget may have no room for that of every lane. Where no lane
 // has any, each part fails with the reason.
-bool LaneSet::give_lanes(Request& request) {
+bool LaneSet::give_lanes(Request& request, std::size_t first) {
   const auto any = [](Lane&) { return true; };
   const auto has_staging = [](Lane& lane) { return lane.has_staging(); };
-  return (request.needs_staging && give_lanes_that(has_staging, request)) || give_lanes_that(any, request);
+  return (request.needs_staging && give_lanes_that(has_staging, request, first)) ||
+         give_lanes_that(any, request, first);
+}
+
+// A lane stays open while it has a slot, and it can't lose that while the lock is held.
+void LaneSet::post(const std::shared_ptr<Request>& request, std::size_t first) {
+  auto& parts = request->parts;
+  for (std::size_t i = first; i < parts.size(); ++i) parts[i].hold = request;
+  request->lanes_are_set();
+  for (std::size_t i = first; i < parts.size(); ++i) parts[i].lane->post_quietly(parts[i]);
+  request->parts_are_posted(static_cast<std::uint32_t>(first));
 }
 
 void LaneSet::submit(const std::shared_ptr<Request>& request) {
-  auto& parts = request->parts;
+  bool is_posted = false;
   {
     const std::scoped_lock lock(mutex_);
     if (closed_) {
       request->stop(Code::closed);
-    } else if (!give_lanes(*request)) {
+    } else if (!give_lanes(*request, 0)) {
       request->stop_because(no_thread());
     } else {
-      for (Part& part : parts) part.hold = request;
-      request->lanes_are_set();
-      // A lane stays open while it has a slot, and it can't lose that while the lock is held.
-      for (Part& part : parts) part.lane->post(part);
-      return;
+      post(request, 0);
+      is_posted = true;
     }
+  }
+  if (is_posted) {
+    request->wake_next_lanes();
+    return;
   }
   // Nobody is there to work on it. Without the lock: its callback may run here, and submit again.
   Request::end_unstarted(request);
@@ -279,37 +291,43 @@ void LaneSet::work_on_callers_lanes(const std::stop_token& stop) {
   }
 }
 
-bool LaneSet::drive(const std::shared_ptr<Request>& request) {
-  if (!fits_callers_lane(*request)) return false;
-  std::shared_ptr<Lane> lane;
+std::shared_ptr<Lane> LaneSet::take(DrivenLanes& lanes) {
   {
     const std::scoped_lock lock(mutex_);
-    if (closed_) return false;
-    if (!driven_.empty()) {
-      lane = std::move(driven_.back());
-      driven_.pop_back();
-    } else if (driven_made_ < driven_most) {
-      ++driven_made_;
-    } else {
-      return false;
+    if (closed_) return nullptr;
+    if (!lanes.free.empty()) {
+      auto lane = std::move(lanes.free.back());
+      lanes.free.pop_back();
+      return lane;
     }
+    if (lanes.made == lanes.most) return nullptr;
+    ++lanes.made;
   }
-  if (!lane) {
-    LaneSettings settings = lane_settings(environment_->options);
-    settings.runner = Runner::one_caller;
-    settings.depth = 4;
-    settings.staging_bytes = driven_staging_bytes;
-    settings.long_slots = {};
-    const Status made = or_out_of_memory([&] {
-      lane = std::make_shared<Lane>(environment_, settings, nullptr);
-      return Status();
-    });
-    if (!made) {
-      const std::scoped_lock lock(mutex_);
-      --driven_made_;
-      return false;
-    }
-  }
+  LaneSettings settings = lane_settings(environment_->options);
+  settings.runner = Runner::one_caller;
+  settings.depth = lanes.depth;
+  settings.staging_bytes = lanes.staging_bytes;
+  settings.long_slots = lanes.slots;
+  std::shared_ptr<Lane> lane;
+  const Status made = or_out_of_memory([&] {
+    lane = std::make_shared<Lane>(environment_, settings, nullptr);
+    return Status();
+  });
+  if (made) return lane;
+  const std::scoped_lock lock(mutex_);
+  --lanes.made;
+  return nullptr;
+}
+
+void LaneSet::put_back(DrivenLanes& lanes, std::shared_ptr<Lane> lane) {
+  const std::scoped_lock lock(mutex_);
+  (lane->has_orphans() ? stuck_ : lanes.free).push_back(std::move(lane));
+}
+
+bool LaneSet::drive(const std::shared_ptr<Request>& request) {
+  if (!fits_callers_lane(*request)) return false;
+  auto lane = take(driven_);
+  if (!lane) return false;
   cuda::Device* const gpu = request->spans[0].gpu;
   const bool ready = gpu == nullptr || lane->get_ready(*gpu, request->staged_toward()).ok();
   if (ready) {
@@ -317,9 +335,42 @@ bool LaneSet::drive(const std::shared_ptr<Request>& request) {
     part.hold = request;
     lane->drive(part);
   }
-  const std::scoped_lock lock(mutex_);
-  (lane->has_orphans() ? stuck_ : driven_).push_back(std::move(lane));
+  put_back(driven_, std::move(lane));
   return ready;
+}
+
+bool LaneSet::drive_while_cached(const std::shared_ptr<Request>& request) {
+  cuda::Device* const gpu = request->gpu_for_caller();
+  auto lane = gpu != nullptr ? take(long_driven_) : nullptr;
+  if (!lane) return false;
+  if (!lane->get_ready(*gpu, request->staged_toward())) {
+    put_back(long_driven_, std::move(lane));
+    return false;
+  }
+  Part& own = request->parts[0];
+  own.hold = request;
+  own.lane = lane;
+  request->begin_on_caller(*gpu);
+  lane->drive(own);
+  put_back(long_driven_, std::move(lane));
+  if (request->has_more_units() && request->stop_code() == Code::ok) hand_on(request);
+  if (request->leave() && request->conclude(request, Clock::now())) request->wake_waiters();
+  environment_->ends.announce();
+  return true;
+}
+
+// What was not cached is for lanes that need not wait for each operation.
+void LaneSet::hand_on(const std::shared_ptr<Request>& request) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (closed_ || !give_lanes(*request, 1)) {
+      request->stop_because(closed_ ? Error{Code::closed, 0, "the Context is closing", ""} : no_thread());
+      return;
+    }
+    request->add_other_parts();
+    post(request, 1);
+  }
+  request->wake_next_lanes();
 }
 
 bool LaneSet::replace(std::uint32_t slot) {
@@ -365,7 +416,8 @@ void LaneSet::close() {
     caretaker = std::move(caretaker_);
     workers.swap(workers_);
     retired.swap(retired_);
-    driven_.clear();
+    driven_.free.clear();
+    long_driven_.free.clear();
     stuck.swap(stuck_);
     for (const CallersLane& slot : callers_lanes_) {
       if (slot.lane) stuck.push_back(slot.lane);

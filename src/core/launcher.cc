@@ -15,7 +15,7 @@ using engine::Path;
 namespace {
 
 // Of a slot: copying less takes no time worth mentioning.
-constexpr std::uint64_t slot_worth_bytes = 256 << 10;
+constexpr std::uint64_t slot_worth_bytes = 128 << 10;
 
 // Of what a transform makes in staging memory: a page.
 constexpr std::uint64_t made_alignment = 4096;
@@ -85,8 +85,9 @@ Launch Launcher::start_next(Part& part, TimePoint now) {
   part.takes_long_slot = false;
   if (part.hold->fills_long_slots(part)) {
     if (StagingArena* const slots = long_slots_for(*part.hold)) {
-      room_bytes = slots->room_bytes();
-      const bool is_little = room_bytes < LongSlots::of(lane_.environment.options).slot_bytes / 2;
+      const std::uint64_t slot_bytes = lane_.settings.long_slots.slot_bytes;
+      room_bytes = std::min<std::uint64_t>(slots->room_bytes(), slot_bytes);
+      const bool is_little = room_bytes < slot_bytes / 2;
       const bool will_be_more = lane_.pieces.in_use() != carrier_.orphans();
       if (is_little && will_be_more) return Launch::waits;
       part.takes_long_slot = !is_little;
@@ -137,7 +138,10 @@ Launch Launcher::start_from_host(Part& part, const NextPiece& next, TimePoint no
   const std::uint64_t worth_bytes = std::min(slot_worth_bytes, lane_.environment.options.staging_slot_bytes);
   const bool fills_slot = span.gpu != nullptr && part.plan.path == Path::cached && piece.length >= worth_bytes;
   const bool takes_long_slot = fills_slot && part.takes_long_slot;
-  if (fills_slot && !takes_long_slot && lane_.slots_filling != 0) return Launch::full;
+  // Of long slots, the next is filled while the last threads are busy with one.
+  const bool is_driven = lane_.settings.runner == Runner::one_caller;
+  const bool is_limited = fills_slot && (!takes_long_slot || is_driven);
+  if (is_limited && lane_.slots_filling >= (takes_long_slot ? 2 : 1)) return Launch::full;
   const bool is_counted = is_past_cache(part.plan.path) && piece.length >= Flow::counted_from_bytes;
   if (is_counted && !has_flow(entry.flow(request.direction))) return Launch::waits;
   StagingArena::Block block;
@@ -175,7 +179,8 @@ Launch Launcher::start_from_host(Part& part, const NextPiece& next, TimePoint no
   if (takes_long_slot) {
     lane_.pieces[index].op.is_shared = true;
     lane_.pieces[index].op.attached = nullptr;
-  } else if (fills_slot) {
+  }
+  if (is_limited) {
     lane_.pieces[index].fills_slot = true;
     ++lane_.slots_filling;
   }

@@ -113,17 +113,21 @@ std::shared_ptr<Request> Request::begin(const std::shared_ptr<Environment>& envi
   if (options.on_end || options.on_range) {
     request->callbacks_ = std::make_unique<Callbacks>(options);
   }
-  request->in_stream_order_ = options.stream.has_value();
+  request->in_stream_order_ = settings.in_stream_order;
   request->as_opened_ = options.as_opened;
   request->allowed = route_set(environment->options.allowed_routes);
   request->cache = options.cache.value_or(environment->options.cache);
   request->durable = options.durable && request->direction == Direction::write;
-  const double asked = options.deadline_seconds;
-  const double limit = asked != 0 ? asked : environment->options.deadlines.request_seconds;
-  if (limit != 0) request->deadline = time_after(request->begun, duration_from_seconds(limit));
+  request->deadline = deadline_of(*environment, options, request->begun);
   // That takes as long as a write does: not where others wait behind the request, or it may take only so long.
-  request->may_wait_ = settings.may_wait && !options.stream && limit == 0;
+  request->may_wait_ = settings.may_wait && request->deadline == TimePoint::max();
   return request;
+}
+
+TimePoint Request::deadline_of(const Environment& environment, const RequestOptions& options, TimePoint begun) {
+  const double asked = options.deadline_seconds;
+  const double limit = asked != 0 ? asked : environment.options.deadlines.request_seconds;
+  return limit != 0 ? time_after(begun, duration_from_seconds(limit)) : TimePoint::max();
 }
 
 Status Request::take(std::span<const Range> ranges) {
@@ -334,6 +338,15 @@ void Request::stop(Code code) {
 void Request::wake_lanes() const {
   if (!has_lanes()) return;
   for (const Part& part : parts) part.lane->attend();
+}
+
+void Request::wake_next_lanes() {
+  constexpr int lanes_woken_at_once = 2;
+  const auto count = static_cast<std::uint32_t>(parts.size());
+  for (int woken = 0; woken < lanes_woken_at_once && next_to_wake_.load(std::memory_order_relaxed) < count;) {
+    const std::uint32_t next = next_to_wake_.fetch_add(1, std::memory_order_seq_cst);
+    if (next < count && parts[next].lane->wake_sleeper()) ++woken;
+  }
 }
 
 void Request::stop_because(Error cause) {

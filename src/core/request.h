@@ -161,6 +161,7 @@ struct RequestSettings {
   engine::OpKind kind = engine::OpKind::read;  // not flush
   std::uint32_t lanes = 1;                     // the most that may work on it
   bool may_wait = true;                        // for writers of its stores; not where it is made by the gate's thread
+  bool in_stream_order = false;                // the stream waits for it, or it for the stream, outside the lanes
 };
 
 // As long as what allocators keep at hand: what few requests need lies behind pointers, here and in Part.
@@ -192,6 +193,14 @@ class Request {
   // When the stream has come to the request. Stops it where they are not right.
   void ask_for_ranges();
   bool asks_for_ranges() const { return late_ != nullptr; }
+
+  // When a request that begins then has to end.
+  static TimePoint deadline_of(const Environment& environment, const RequestOptions& options, TimePoint begun);
+  // As if it had begun then, which is earlier. Before any lane has it.
+  void count_from(TimePoint earlier) {
+    if (deadline != TimePoint::max()) deadline -= begun - earlier;
+    begun = earlier;
+  }
 
   // Fixed when it begins, but for the parts' contents.
   engine::OpKind kind = engine::OpKind::read;  // zero and deallocate have no memory
@@ -254,6 +263,8 @@ class Request {
     return may_fill_long_slots_.load(std::memory_order_relaxed) && expected() == engine::Path::cached;
   }
   bool fills_long_slots(const Part& part) const { return fills_long_slots() && &part == parts.begin(); }
+  // Whether its units need not be looked at before they are read.
+  bool assumes_cached() const { return is_on_caller_ && fills_long_slots(); }
   // REQUIRES: it fills, or did fill, long slots.
   cuda::Device& gpu_of_all() const { return *gpu_of_all_; }
   // Whether the part has nothing to do but wait: another fills long slots.
@@ -286,9 +297,23 @@ class Request {
   // Ends a request that no lane has seen. REQUIRES: it was stopped.
   static void end_unstarted(const std::shared_ptr<Request>& request);
 
+  // Wakes the next lanes that sleep and have a part of it. Each lane does so as soon as it is awake, so that all are
+  // after a few wake-ups instead of one after the other.
+  void wake_next_lanes();
+
   // Every part has its lane: they may be looked at. Before anything is posted.
   void lanes_are_set() { lanes_set_.store(true, std::memory_order_seq_cst); }
   bool has_lanes() const { return lanes_set_.load(std::memory_order_seq_cst); }
+  // The parts from this one on were posted quietly.
+  void parts_are_posted(std::uint32_t first) { next_to_wake_.store(first, std::memory_order_seq_cst); }
+  // The GPU, if the thread of a synchronous caller is the best lane: the bytes go to one, and the first of them are in
+  // memory already. Null: it is not.
+  cuda::Device* gpu_for_caller() const;
+  // The first part is the caller's, which fills long slots as long as what it reads is cached, and the only one. The
+  // request does not end before the caller calls leave() too.
+  void begin_on_caller(cuda::Device& gpu);
+  // The other parts get lanes after all.
+  void add_other_parts() { parts_left_.fetch_add(static_cast<std::uint32_t>(parts.size()) - 1); }
 
   // As RequestOptions::on_range has it, if someone wants to know.
   void range_moved(std::uint32_t range, std::uint64_t bytes) {
@@ -328,6 +353,7 @@ class Request {
   void count_moved(std::uint32_t range, std::uint64_t bytes);
   engine::Path expected() const { return expected_.load(std::memory_order_relaxed); }
   std::uint32_t claimed_at_once(std::uint32_t next, std::uint64_t room_bytes) const;
+  std::uint64_t share_of_rest(std::uint32_t next, std::uint64_t lanes) const;
   Claim claim_mixed(std::uint32_t wanted);
   const cuda::Device* decoding_gpu() const;
   class KnownMemory;
@@ -399,10 +425,12 @@ class Request {
   std::unique_ptr<Late> late_;           // until it was asked
   std::atomic<bool> has_ranges_{false};  // they were right, and stores may be looked at
   std::atomic<bool> lanes_set_{false};
+  std::atomic<std::uint32_t> next_to_wake_{UINT32_MAX};  // index of a part; past the last: all are awake
   std::atomic<std::uint32_t> next_unit_{0};
   std::uint64_t unit_bytes_ = 1;
   std::atomic<engine::Path> expected_{engine::Path::direct};
   std::atomic<bool> may_fill_long_slots_{false};
+  bool is_on_caller_ = false;  // its first part, which ends with the first byte that is not cached
   cuda::Device* gpu_of_all_ = nullptr;
   std::atomic<std::uint32_t> parts_left_{0};
   std::atomic<Code> stop_code_{Code::ok};

@@ -18,6 +18,12 @@ constexpr std::uint64_t unit_bytes_least = 1 << 20;
 constexpr std::uint64_t units_most = 1 << 19;  // of one long range
 constexpr std::uint32_t unit_ranges_most = 512;
 constexpr std::uint64_t claimed_bytes_most = 4 << 20;
+// Of requests to a GPU that are over in a moment: short pieces, so that many lanes take part and the bus has work
+// early.
+constexpr std::uint64_t gpu_unit_bytes_least = 128 << 10;
+constexpr std::uint64_t gpu_units_of_short_request = 8;
+// Longer ones take long enough for lanes to wake up, each with slots of its own.
+constexpr std::uint64_t run_on_caller_bytes_max = 16 << 20;
 // Lanes that write from GPU memory past the page cache, each a piece at a time. More only wait for each other at the
 // disk: 4 threads with pieces of 1 MiB wrote 2.65 GB/s to a virtual disk, 8 wrote 2.5, 16 wrote 2.3.
 constexpr std::uint32_t staged_writers_most = 8;
@@ -134,7 +140,31 @@ void Request::cut_into_units() {
 std::uint64_t Request::operation_bytes() const {
   if (!engine::moves_bytes(kind)) return memoryless_bytes_most;
   const std::uint64_t usual = std::max(unit_bytes_least, environment_->options.storage_chunk_bytes);
-  return direction == Direction::read && has_gpu && is_of_long_ranges() ? Flow::least_piece_bytes : usual;
+  if (direction != Direction::read || !has_gpu) return usual;
+  if (is_of_long_ranges()) return Flow::least_piece_bytes;
+  const std::uint64_t share = total_bytes / gpu_units_of_short_request;
+  return std::clamp(std::bit_floor(std::max<std::uint64_t>(1, share)), gpu_unit_bytes_least, usual);
+}
+
+cuda::Device* Request::gpu_for_caller() const {
+  if (total_bytes > run_on_caller_bytes_max || deadline != TimePoint::max()) return nullptr;
+  if (LongSlots::of(environment_->options).threads == 0 || !reads_files()) return nullptr;
+  const StoreEntry& entry = *stores[spans[0].store].entry;
+  if (!(*environment_->engines)[entry.engine()]->description().inline_queue) return nullptr;
+  if (entry.info().locality != Locality::memory) {
+    const std::uint64_t length = std::min(spans[0].length, Flow::least_piece_bytes);
+    const auto resident = entry.store().page_cache()->resident_bytes(spans[0].offset, length);
+    if (!resident || *resident < length) return nullptr;
+  }
+  return find_gpu_of_all();
+}
+
+void Request::begin_on_caller(cuda::Device& gpu) {
+  gpu_of_all_ = &gpu;
+  is_on_caller_ = parts.size() > 1;
+  may_fill_long_slots_.store(true, std::memory_order_relaxed);
+  expected_.store(engine::Path::cached, std::memory_order_relaxed);
+  parts_left_.store(2, std::memory_order_relaxed);
 }
 
 bool Request::is_of_long_ranges() const {
@@ -142,7 +172,8 @@ bool Request::is_of_long_ranges() const {
 }
 
 bool Request::reads_files() const {
-  if (direction != Direction::read || !has_gpu || !is_of_long_ranges() || transforms) return false;
+  const bool is_long = spans.size() == 1 ? total_bytes >= Flow::least_piece_bytes : is_of_long_ranges();
+  if (direction != Direction::read || !has_gpu || !is_long || transforms || cache == Cache::bypass) return false;
   const auto is_shared = [&](const StoreUse& use) {
     const StoreInfo& info = use.entry->info();
     const bool is_copied = (info.page_cache && info.locality == Locality::local) || info.locality == Locality::memory;
@@ -196,6 +227,7 @@ Request::Claim Request::claim_units(const Part& part, std::uint64_t room_bytes) 
   const auto count = static_cast<std::uint32_t>(units.size());
   const std::uint32_t next = next_unit_.load(std::memory_order_relaxed);
   if (next >= count || is_left_to_another(part)) return {count, count};
+  if (is_on_caller_ && &part == parts.begin() && !fills_long_slots()) return {count, count};
   // Short ranges make no long pieces: one group at a time, or some lanes would be done long before the others.
   const bool is_single = units[next].count != 1 || next + 1 == count;
   const std::uint32_t wanted = is_single ? 1 : claimed_at_once(next, room_bytes);
@@ -212,9 +244,10 @@ std::uint32_t Request::claimed_at_once(std::uint32_t next, std::uint64_t room_by
   const Flow& flow = stores[0].entry->flow(direction);
   std::uint64_t bytes = has_gpu ? flow.staged_piece_bytes() : flow.plain_piece_bytes();
   if (is_filling) {
-    bytes = std::min(LongSlots::of(environment_->options).slot_bytes, room_bytes);
+    bytes = std::min({LongSlots::of(environment_->options).slot_bytes, room_bytes, share_of_rest(next, 1)});
   } else if (expected() != engine::Path::direct) {
-    bytes = std::max(claimed_bytes_most, environment_->options.staging_slot_bytes);
+    const std::uint64_t longest = std::max(claimed_bytes_most, environment_->options.staging_slot_bytes);
+    bytes = std::min(longest, share_of_rest(next, parts.size()));
   }
   const auto wanted = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, bytes / unit_bytes_));
   if (!is_filling) return wanted;
@@ -222,6 +255,19 @@ std::uint32_t Request::claimed_at_once(std::uint32_t next, std::uint64_t room_by
   const std::size_t last = std::min<std::size_t>(next + wanted, units.size()) - 1;
   const std::uint32_t more_ranges = units[last].first - units[next].first;
   return wanted - std::min(wanted - 1, more_ranges);
+}
+
+// Short pieces at first, so that something is there early; short ones at the end, so that all lanes end at once. Each
+// copy to a GPU costs the bus some microseconds, whatever its length.
+std::uint64_t Request::share_of_rest(std::uint32_t next, std::uint64_t lanes) const {
+  constexpr std::uint64_t shortest_most = 1 << 20;
+  constexpr std::uint64_t pieces_of_short_request = 16;
+  const std::uint64_t pieces = lanes == 1 ? 4 : pieces_of_short_request;
+  const std::uint64_t shortest =
+      has_gpu ? std::clamp<std::uint64_t>(total_bytes / pieces, Flow::least_piece_bytes, shortest_most) : unit_bytes_;
+  const std::uint64_t claimed = next * unit_bytes_;
+  const std::uint64_t rest = (units.size() - next) * unit_bytes_;
+  return std::max(shortest, std::min(claimed / lanes, rest / (2 * lanes)));
 }
 
 // What is transformed is as long as it is, and claimed one by one; plain units up to the next of those.

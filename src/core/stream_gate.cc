@@ -52,7 +52,7 @@ Status StreamGate::add(std::shared_ptr<Request> request, std::function<bool()> s
   Waiting waiting{std::move(request), std::move(start)};
   std::unique_lock lock(mutex_);
   if (auto status = ensure_thread(); !status) return status;
-  note(waiting.request);
+  if (!waiting.request->order || waiting.request->order->holds_stream()) note(waiting.request);
   lock.unlock();
   if (waiting.request->order && !waiting.request->asks_for_ranges()) {
     const TimePoint until = Clock::now() + callers_look;

@@ -62,6 +62,10 @@ bool Survey::is_needed(const Request& request) {
 }
 
 void Survey::reach(Request& request, std::uint32_t begin, std::uint32_t end) {
+  if (request.assumes_cached()) {
+    for (std::uint32_t at = begin; at < end; ++at) tell(request.units[at], Residency::all);
+    return;
+  }
   if (request.units.size() == 1) {  // whose lane shares it with nobody
     request.units[0].residency = ask_about(request, request.units[0]);
     return;

@@ -53,6 +53,7 @@ void CopyQueue::add(const Copy& copy) {
   ring_[place(pending_)] = copy;
   ++pending_;
   added_bytes_ += copy.bytes;
+  pending_bytes_ += copy.bytes;
 }
 
 void CopyQueue::issue() {
@@ -184,6 +185,7 @@ std::size_t CopyQueue::collect(std::span<CopyDone> done) {
     const CuResult result = group.result != cu_success ? group.result : state;
     while (group.count != 0 && found < done.size()) {
       done[found++] = {ring_[first_].cookie, result};
+      pending_bytes_ -= ring_[first_].bytes;
       first_ = place(1);
       --group.count;
       --pending_;

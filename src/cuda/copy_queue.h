@@ -67,6 +67,7 @@ class CopyQueue {
   std::size_t pending() const { return pending_; }
   std::size_t added() const { return pending_ - issued_; }
   std::size_t added_bytes() const { return added_bytes_; }
+  std::uint64_t pending_bytes() const { return pending_bytes_; }
   Toward toward() const { return options_.toward; }
   const Device& device() const { return device_; }
 
@@ -103,6 +104,7 @@ class CopyQueue {
   std::size_t pending_ = 0;    // added and not collected
   std::size_t issued_ = 0;     // of those: given to the GPU
   std::size_t added_bytes_ = 0;
+  std::uint64_t pending_bytes_ = 0;
   std::vector<Group> groups_;  // a ring as well
   std::size_t first_group_ = 0;
   std::size_t group_count_ = 0;

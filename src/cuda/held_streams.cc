@@ -22,7 +22,7 @@ struct Known {
 
 Status HeldStreams::hold(Device& device, void* stream) {
   return or_out_of_memory([&]() -> Status {
-    auto order = StreamOrder::begin(device, stream);
+    auto order = StreamOrder::begin(device, stream, StreamHold::until_release);
     if (!order) return std::move(order).error();
     const std::scoped_lock lock(mutex_);
     if (state_ == State::broken) {

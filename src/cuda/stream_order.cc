@@ -9,10 +9,10 @@ void StreamOrder::prepare(Device& device) {
   if (cell) ControlMemory::of_process().give_back(*cell);
 }
 
-Result<std::unique_ptr<StreamOrder>> StreamOrder::begin(Device& device, void* stream) {
+Result<std::unique_ptr<StreamOrder>> StreamOrder::begin(Device& device, void* stream, StreamHold hold) {
   const RelaxedApi& api = device.api();
   const std::string what = "order a request with a stream of " + device.info().domain.name();
-  if (api.stream_wait_value == nullptr) {
+  if (hold != StreamHold::none && api.stream_wait_value == nullptr) {
     return Error{Code::unsupported, 0, what + ": the driver has no cuStreamWaitValue32",
                  "update NVIDIA's driver to one for CUDA 12, or wait for the ticket instead"};
   }
@@ -42,6 +42,12 @@ Result<std::unique_ptr<StreamOrder>> StreamOrder::begin(Device& device, void* st
   auto event = device.take_event();
   if (!event) return event.error();
   std::unique_ptr<StreamOrder> order(new StreamOrder(device, *event));
+  if (hold == StreamHold::none) {
+    if (const CuResult result = api.event_record(*event, handle); result != cu_success) {
+      return device.driver().error(result, what);
+    }
+    return order;
+  }
   auto cell = ControlMemory::of_process().take(device, sizeof(Word));
   if (!cell) return cell.error();
   if (!Quiet::of_process().begin_wait()) {

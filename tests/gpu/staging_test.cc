@@ -1,5 +1,6 @@
 // Bytes between files and GPU memory, through staging.
 #include <set>
+#include <thread>
 
 #include "gpu/gpu_test.h"
 
@@ -217,6 +218,105 @@ TEST_P(LongSlots, of_a_file_that_ends_early_fail_from_there_on) {
   Ticket ticket = context.submit(Direction::read, {&range, 1}).value();
   EXPECT_EQ(ticket.wait(), Outcome::failed);
   EXPECT_LE(ticket.report().bytes, size / 2 + mib);
+}
+
+// Synchronous reads of cached files, which their callers carry out themselves.
+class ReadByCaller : public Staging {
+ protected:
+  static constexpr std::uint64_t size = 16 * mib;
+
+  void SetUp() override {
+    Staging::SetUp();
+    if (IsSkipped()) return;
+    options_.lanes = 16;
+    options_.trace_events = 4096;
+    write_file(folder_.path("file"), content(22, 0, size));
+    warm(folder_.path("file"));
+  }
+  static std::set<std::uint32_t> lanes_that_read(Context& context) {
+    std::set<std::uint32_t> lanes;
+    for (const TraceEvent& event : context.trace().events) {
+      if (event.kind == TraceKind::storage) lanes.insert(event.lane);
+    }
+    return lanes;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Over, ReadByCaller, testing::Values("uring", "posix"),
+                         [](const auto& instance) { return std::string(instance.param); });
+
+TEST_P(ReadByCaller, KeepsToOneLane) {
+  Context context = make_context();
+  const Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), size).value();
+  for (const std::uint64_t length : {256 * mib / 1024, mib, 5 * mib + 1, size - 3}) {
+    fill(memory.region(), std::vector<std::byte>(size));
+    const Report report = context.read(store, 3, memory.region().part(0, length));
+    ASSERT_TRUE(report.ok()) << report.error->message;
+    EXPECT_TRUE(holds_content(bytes_of(memory.region().part(0, length)), 22, 3)) << length;
+    EXPECT_EQ(bytes_by(report, Route::cached_staged), length) << report.reason;
+    EXPECT_EQ(report.bytes, length);
+  }
+  EXPECT_EQ(lanes_that_read(context).size(), 1U);
+}
+
+TEST_P(ReadByCaller, LeavesToLanesWhatIsNotCached) {
+  for (const std::uint64_t cached : {256 * mib / 1024, size / 3, size - mib}) {
+    evict(folder_.path("file"));
+    warm(folder_.path("file"), cached);
+    Context context = make_context();
+    const Store store = context.open(folder_.path("file")).value();
+    const Buffer memory = context.allocate(Domain::cuda(0), size).value();
+    fill(memory.region(), std::vector<std::byte>(size));
+    const Report report = context.read(store, 0, memory.region());
+    ASSERT_TRUE(report.ok()) << report.error->message;
+    EXPECT_EQ(report.bytes, size);
+    EXPECT_TRUE(holds_content(bytes_of(memory.region()), 22, 0)) << cached;
+    // The rest of the piece that was begun comes through the page cache, what follows past it.
+    EXPECT_EQ(bytes_by(report, Route::cached_staged) + bytes_by(report, Route::buffered_staged) +
+                  bytes_by(report, Route::direct_staged),
+              size);
+  }
+}
+
+TEST_P(ReadByCaller, GoesToLanesWhereManyCallersDoTheSame) {
+  Context context = make_context();
+  const Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 8 * mib).value();
+  std::vector<std::jthread> callers;
+  for (std::uint64_t caller = 0; caller < 8; ++caller) {
+    callers.emplace_back([&, caller] {
+      for (std::uint64_t round = 0; round < 10; ++round) {
+        const Region own = memory.region().part(caller * mib, mib);
+        const std::uint64_t offset = (caller + round * 7) % 15 * mib;
+        ASSERT_TRUE(context.read(store, offset, own).ok());
+        ASSERT_TRUE(holds_content(bytes_of(own), 22, offset));
+      }
+    });
+  }
+}
+
+TEST_P(ReadByCaller, FailsFromTheEndOfAFileThatEndsEarly) {
+  Context context = make_context();
+  const Buffer memory = context.allocate(Domain::cuda(0), size).value();
+  const Store store = context.open(folder_.path("file")).value();
+  std::filesystem::resize_file(folder_.path("file"), size / 2);
+  const Report report = context.read(store, 0, memory.region());
+  EXPECT_EQ(report.outcome, Outcome::failed);
+  EXPECT_LE(report.bytes, size / 2 + mib);
+  EXPECT_TRUE(context.read(store, 0, memory.region().part(0, size / 4)).ok()) << "and the lane goes on";
+}
+
+TEST_P(ReadByCaller, GoesToLanesWithoutRoomForSlots) {
+  options_.pinned_budget_bytes = 12 * mib;
+  options_.staging_slot_bytes = 256 << 10;
+  options_.staging_slots_per_lane = 2;
+  Context context = make_context();
+  auto pinned = context.allocate(Domain::pinned(), 3 * mib);
+  const Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), size).value();
+  const Report report = context.read(store, 0, memory.region());
+  ASSERT_TRUE(report.ok()) << report.error->message;
+  EXPECT_TRUE(holds_content(bytes_of(memory.region()), 22, 0));
 }
 
 TEST_P(Staging, a_half_cached_file_takes_both_ways) {

@@ -1,7 +1,9 @@
 // Requests in the order of a CUDA stream.
 #include "gpu/stream_order_test.h"
 
+#include <atomic>
 #include <cstdlib>
+#include <thread>
 
 #include "cuda/control_memory.h"
 
@@ -125,11 +127,84 @@ TEST_F(InStreamOrder, what_can_t_be_ordered_is_refused) {
   EXPECT_EQ(read_in_order(context, store, Region::host(host.data(), mib), stream).error().code, Code::invalid_argument);
   RequestOptions options;
   options.stream = CudaStream{stream};
-  EXPECT_EQ(context.read(store, 0, memory.region(), options).error->code, Code::invalid_argument);
+  EXPECT_EQ(context.read(store, 0, Region::host(host.data(), mib), options).error->code, Code::invalid_argument);
   if (driver_->devices().size() > 1) {
     const Buffer other = context.allocate(Domain::cuda(1), mib).value();
     EXPECT_EQ(read_in_order(context, store, other.region(), stream).error().code, Code::invalid_argument);
   }
+}
+
+TEST_F(InStreamOrder, SynchronousReadComesAfterEarlierWorkAndNothingWaitsForIt) {
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 4 * mib).value();
+  const Buffer back = context.allocate(Domain::pinned(), 4 * mib).value();
+  ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
+  cuda::CuStream stream = make_stream();
+  RequestOptions options;
+  options.stream = CudaStream{stream};
+  for (const std::size_t size : {std::size_t{4096}, 4 * mib}) {
+    Blocker earlier(gpu(), stream);
+    const std::uint64_t waits = fake_ ? fake_->calls("cuStreamWaitValue32_v2") : 0;
+    std::atomic<bool> is_done{false};
+    Report report;
+    std::jthread caller([&] {
+      report = context.read(store, 0, memory.region().part(0, size), options);
+      is_done = true;
+    });
+    std::this_thread::sleep_for(50ms);
+    EXPECT_FALSE(is_done);
+    earlier.let_go();
+    caller.join();
+    ASSERT_TRUE(report.ok()) << report.error->message;
+    EXPECT_GE(report.seconds, 0.04) << "counts from the call";
+    EXPECT_EQ(wait_for(stream), cuda::cu_success);
+    EXPECT_TRUE(holds_content(bytes_of(memory.region().part(0, size)), 1, 0));
+    if (fake_) {
+      EXPECT_EQ(fake_->calls("cuStreamWaitValue32_v2"), waits);
+    }
+  }
+}
+
+TEST_F(InStreamOrder, SynchronousReadEndsByItsDeadlineOrByItsCaller) {
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
+  ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
+  cuda::CuStream stream = make_stream();
+  Blocker earlier(gpu(), stream);
+  RequestOptions options;
+  options.stream = CudaStream{stream};
+  options.deadline_seconds = 0.05;
+  EXPECT_EQ(context.read(store, 0, memory.region(), options).error->code, Code::timed_out);
+  options.deadline_seconds = 0;
+  int asked = 0;
+  options.keep_going = [&] { return ++asked < 2; };
+  EXPECT_EQ(context.read(store, 0, memory.region(), options).error->code, Code::cancelled);
+  EXPECT_EQ(asked, 2);
+  earlier.let_go();
+  options.keep_going = nullptr;
+  EXPECT_TRUE(context.read(store, 0, memory.region(), options).ok());
+}
+
+TEST_F(InStreamOrder, CallersCopiesBesideSynchronousReadsDontHoldThemUp) {
+  if (fake_) fake_->set_connections(1);
+  options_.lanes = 16;
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 4 * mib).value();
+  const Buffer pinned = context.allocate(Domain::pinned(), 4 * mib).value();
+  cuda::CuStream stream = make_stream();
+  RequestOptions options;
+  options.stream = CudaStream{stream};
+  for (int round = 0; round < 20; ++round) {
+    const Report report = context.read(store, 0, memory.region(), options);
+    ASSERT_TRUE(report.ok()) << report.error->message;
+    const cuda::Current current(gpu());
+    ASSERT_EQ(driver_->api().copy_to_device(cuda::device_address(memory.data()), pinned.data(), 4 * mib, stream),
+              cuda::cu_success);
+  }
+  EXPECT_EQ(wait_for(stream), cuda::cu_success);
 }
 
 TEST_F(InStreamOrder, a_stream_that_has_failed_is_told_with_cudas_error_and_what_to_do_about_that) {
