@@ -56,6 +56,10 @@ class GpuSetup(harness.Setup):
     def bench(self, what, *arguments):
         return Program([self.program("bench_gpu"), what, *arguments], timeout_s=60)
 
+    def bench_sizes(self, file, file_bytes, size, *flags):
+        return Program([self.program("bench_gpu_sizes"), file, "--file-bytes", file_bytes, "--size", size, *flags],
+                       timeout_s=60)
+
     def penstock(self, what, file, size, *arguments, **options):
         return self.bench(what, file, "--size", size, "--options", json.dumps(options), *arguments)
 
