@@ -94,7 +94,7 @@ def row_cold(setup):
     seconds = setup.round_seconds * 5
     loops = max(1, -int(-seconds * harness.bytes_per_second(best) // setup.large_bytes))
     peer = f"fio, {table.size(best['block'])}, depth {best['depth']}"
-    with setup.penstock(file) as program:
+    with setup.penstock(file, cache="bypass") as program:
         def cold(measure):
             harness.make_cold(file)
             sample = measure()
@@ -113,6 +113,39 @@ def row_cold(setup):
         setup.note("cold: nothing left behind in the page cache", left == 0, {"left_in_cache": left})
         setup.check("cold", program)
         return {"rows": rows, "attempts": attempts, "sweep": sweep, "ready": program.ready}
+
+
+def row_loads(setup):
+    """Four loads of a cold file, each by a process of its own: past the page cache, as Penstock does it by default, and by
+    plain reading; and what of the file was in the page cache after each."""
+    setup.need_storage()
+    file, threads = setup.large_file, len(os.sched_getaffinity(0))
+    sides = {"past": lambda: setup.penstock(file, cache="bypass"),
+             "penstock": lambda: setup.penstock(file),
+             "plain": lambda: setup.plain_read(file, "--threads", threads, "--chunk", MIB)}
+
+    def four_loads(start):
+        harness.make_cold(file)
+        loads = []
+        for _ in range(4):
+            with start() as program:
+                loads.append({"seconds": program.ask("run 0")["seconds"], "cached": harness.resident_bytes(file)})
+        return loads
+
+    rounds = [{name: four_loads(start) for name, start in sides.items()} for _ in range(setup.rounds)]
+
+    def ratios(load, ours, theirs):
+        return [each[ours][load]["seconds"] / each[theirs][load]["seconds"] for each in rounds]
+
+    size = table.size(setup.large_bytes)
+    rows = [figure(f"first load of a cold file, {size}, time to that past the page cache", ratios(0, "penstock", "past"),
+                   "plain", 1.25, True),
+            figure("the same, to that of plain buffered reads", ratios(0, "penstock", "plain"), "plain", 1, True)]
+    rows += [figure(f"load {load + 1}, to that of plain buffered reads", ratios(load, "penstock", "plain"), "plain")
+             for load in range(1, 4)]
+    left = max(load["cached"] for each in rounds for load in each["past"])
+    setup.note("loads: nothing left behind past the page cache", left == 0, {"left_in_cache": left})
+    return {"rows": rows, "rounds": rounds}
 
 
 def row_random(setup):
@@ -362,6 +395,32 @@ def row_rows(setup):
     return {"rows": rows, "attempts": attempts}
 
 
+def row_calls(setup):
+    """Single calls of an ordinary program, to the same by plain code: what each costs beside the bytes."""
+    setup.need_storage()
+    scratch = os.path.join(setup.folder, "calls.bin")
+    rows, attempts = [], {}
+    try:
+        with Program([setup.program("bench_calls"), setup.small_file, scratch]) as program:
+            for command, title, target in (
+                    ("hot", "20,000 reads of 4 KiB of 2,048 blocks that were not cached", 0.9),
+                    ("hot_rows", "2,000 gathers of 64 rows of 4 KiB of 2,048 that were not cached", 0.9),
+                    ("cached", "reads of 4 KiB, cached", 0.8),
+                    ("callers", "reads of 2 MiB, cached, by eight threads", 0.95),
+                    ("rows", "gathers of 64 rows of 8 KiB, cached, to copies from a mapping", 0.8),
+                    ("direct", "reads of 4 KiB past the page cache", 0.9),
+                    ("write", "writes of 4 KiB past the page cache", 0.9),
+                    ("write_short", "writes of 100 bytes", 0.9),
+                    ("durable", "writes of 4 KiB, each synced", 0.9)):
+                pairs = attempts[command] = [program.ask(f"{command} 0") for _ in range(setup.rounds)]
+                rows.append(figure(f"{title}: speed to that of plain code",
+                                   [pair["plain"]["seconds"] / pair["ours"]["seconds"] for pair in pairs], "plain",
+                                   target))
+    finally:
+        os.remove(scratch)
+    return {"rows": rows, "attempts": attempts}
+
+
 def row_kinds(setup):
     """100,000 scattered records of a kind in one request, against the same ranges asked for without a dictionary."""
     file, threads = setup.small_file, len(os.sched_getaffinity(0))
@@ -485,7 +544,9 @@ def start_and_load(setup, starter, prepare):
 
 
 # Each with the seconds that it is expected to take, where that matters: with a time limit.
-ROWS = {"cached": (row_cached, 0), "cold": (row_cold, 0), "random": (row_random, 0), "fuse": (row_fuse, 0),
+ROWS = {"cached": (row_cached, 0), "cold": (row_cold, 0), "loads": (row_loads, 0), "random": (row_random, 0),
+        "fuse": (row_fuse, 0),
         "fuse-direct": (row_fuse_direct, 0), "memory": (row_memory, 0), "ranges": (row_ranges, 0),
         "far": (row_far, 0), "two-engines": (row_two_engines, 0), "start": (row_start, 0),
-        "rows": (row_rows, 0), "kinds": (row_kinds, 0), "packed": (row_packed, 0), "tiers": (row_tiers, 0), "open": (row_open, 0)}
+        "calls": (row_calls, 0), "rows": (row_rows, 0), "kinds": (row_kinds, 0), "packed": (row_packed, 0),
+        "tiers": (row_tiers, 0), "open": (row_open, 0)}
