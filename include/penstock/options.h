@@ -14,7 +14,7 @@
 namespace penstock {
 
 enum class Cache : std::uint8_t {
-  automatic,  // the fastest route; leave nothing behind in the page cache
+  automatic,  // the fastest route; what is likely to be read again stays in the page cache
   keep,       // leave what was read in the page cache
   bypass,     // never use the page cache if the store can do without
 };

@@ -51,6 +51,11 @@ bool may_buffer(const Piece& piece) {
   return Cutter::may_be_buffered(request, *piece.entry, request.spans[piece.range]);
 }
 
+// Between the page cache and the way past it, for their speed.
+bool is_of_a_choice(Reason reason) {
+  return reason == Reason::file_fits || reason == Reason::tried_past || reason == Reason::faster_past;
+}
+
 bool is_whole_block(const Piece& piece) {
   return piece.phase == Piece::Phase::read_block || piece.phase == Piece::Phase::write_block;
 }
@@ -230,6 +235,9 @@ Part* Carrier::on_done(std::size_t engine, const Done& done, TimePoint now) {
   const bool past_cache = piece.op.path == Path::direct || piece.op.path == Path::device;
   if (piece.flow != nullptr && past_cache && bytes != 0 && bytes == piece.op.length) {
     piece.flow->note(bytes, latency, now);
+  }
+  if (bytes >= DiskRates::noted_from_bytes && is_of_a_choice(piece.reason)) {
+    piece.entry->cached_file().rates->note(piece.op.path, bytes, latency, now);
   }
   if (done.loan != nullptr) take_loan(piece, done);
   if (piece.orphan) {

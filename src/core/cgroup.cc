@@ -102,15 +102,21 @@ void append_folders(const Mount& mount, std::string_view path, std::vector<std::
 }
 
 // From memory.stat. What version 1 calls "total_" counts the groups below too, as everything does in version 2.
-std::uint64_t page_cache(std::string_view statistics) {
-  std::uint64_t own = 0, total = 0;
+struct FilePages {
+  std::uint64_t active = 0, inactive = 0;
+  std::uint64_t all() const { return active + inactive; }
+};
+FilePages file_pages(std::string_view statistics) {
+  FilePages own, total;
   while (!statistics.empty()) {
     std::string_view value = take(statistics, '\n');
     const std::string_view key = take(value, ' ');
-    if (key == "active_file" || key == "inactive_file") own += number(value).value_or(0);
-    if (key == "total_active_file" || key == "total_inactive_file") total += number(value).value_or(0);
+    if (key == "active_file") own.active = number(value).value_or(0);
+    if (key == "inactive_file") own.inactive = number(value).value_or(0);
+    if (key == "total_active_file") total.active = number(value).value_or(0);
+    if (key == "total_inactive_file") total.inactive = number(value).value_or(0);
   }
-  return std::max(own, total);
+  return total.all() > own.all() ? total : own;
 }
 
 }  // namespace
@@ -144,13 +150,30 @@ std::optional<std::uint64_t> parse_memory_limit(std::string_view text) {
   return bytes && *bytes > 0 ? bytes : std::nullopt;
 }
 
+namespace {
+
+// Without its page cache.
+std::uint64_t taken_bytes(const MemoryGroup& group, const FilePages& pages) {
+  const std::uint64_t usage = number(group.usage).value_or(0);
+  return usage - std::min(usage, pages.all());
+}
+
+}  // namespace
+
 std::optional<std::uint64_t> memory_left(const MemoryGroup& group) {
   constexpr std::uint64_t most_beside = 16 << 20;
   const auto limit = parse_memory_limit(group.limit);
   if (!limit) return std::nullopt;
-  const std::uint64_t usage = number(group.usage).value_or(0);
-  const std::uint64_t taken = usage - std::min(usage, page_cache(group.statistics));
+  const std::uint64_t taken = taken_bytes(group, file_pages(group.statistics));
   return *limit - std::min(*limit, taken + std::min(*limit / 2, most_beside));
+}
+
+std::optional<PageMemory> page_memory_left(const MemoryGroup& group) {
+  const auto limit = parse_memory_limit(group.limit);
+  if (!limit) return std::nullopt;
+  const FilePages pages = file_pages(group.statistics);
+  const std::uint64_t available = *limit - std::min(*limit, taken_bytes(group, pages));
+  return PageMemory{available, available - std::min(available, pages.active)};
 }
 
 }  // namespace penstock::core

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/page_memory.h"
+
 namespace penstock::core {
 
 // The folders whose limits bind this process: its own cgroup's first, then each above it up to the mount.
@@ -29,5 +31,7 @@ struct MemoryGroup {
 // What its members can still take, less what this process needs beside: for its lanes, their threads and buffers. Page
 // cache gives way. Nothing where there is no limit.
 std::optional<std::uint64_t> memory_left(const MemoryGroup& group);
+// The same for its page cache.
+std::optional<PageMemory> page_memory_left(const MemoryGroup& group);
 
 }  // namespace penstock::core

@@ -65,7 +65,7 @@ std::optional<NextPiece> Cutter::next(Part& part, std::uint64_t room_bytes) cons
       // Ends and places that aren't aligned go through the host; what comes after may go straight again.
       part.goes_straight = true;
       rest.length = std::min(rest.length, environment_.options.storage_chunk_bytes);
-      plan_window(part, part.unit.residency, true);
+      plan_window(part, part.unit.residency, {rest.offset, rest.length}, true);
       if (!part.no_route) return NextPiece{&entry, &span, rest.offset, cut_next(part, entry, span, rest)};
     }
     fail_unit(part, Code::no_route);
@@ -104,22 +104,44 @@ void Cutter::advance(Part& part, std::uint64_t bytes) {
   if (part.range == part.unit.first + part.unit.count) part.unit.count = 0;
 }
 
-// Of a unit that is partly cached.
+// Of a unit whose pieces may differ.
 void Cutter::plan_piece(Part& part, std::uint64_t offset, std::uint64_t length) const {
-  plan_window(part, part.hold->survey.ask(*part.hold, {part.hold->spans[part.range].store, offset, length}));
+  const std::uint32_t store = part.hold->spans[part.range].store;
+  const Residency residency =
+      part.unit.residency == Residency::some
+          ? part.hold->survey.ask(*part.hold, {.store = store, .offset = offset, .length = length})
+          : part.unit.residency;
+  plan_window(part, residency, {offset, length});
 }
 
 void Cutter::plan_unit(Part& part) const {
   const Unit& unit = part.unit;
+  const Request& request = *part.hold;
+  const Span& span = request.spans[unit.first];
   part.goes_straight = false;
-  plan_window(part, unit.residency);
+  part.stays = stays(part);
+  const std::uint64_t length = span.transform != 0 ? request.stored_bytes(span) : unit.length;
+  plan_window(part, unit.residency, {span.offset + unit.begin, length});
   // With cache=keep all of it goes through the page cache, whatever a closer look would say.
-  const bool could_differ = unit.count != 1 || (part.hold->spans[unit.first].transform == 0 &&
-                                                unit.length > environment_.options.storage_chunk_bytes);
-  part.plan_each_piece = unit.residency == Residency::some && could_differ && part.hold->cache != Cache::keep;
+  const bool could_differ =
+      unit.count != 1 || (span.transform == 0 && unit.length > environment_.options.storage_chunk_bytes);
+  part.plan_each_piece = unit.residency == Residency::some && could_differ && request.cache != Cache::keep;
+  // Of short ranges, some may be read a second time.
+  part.plan_each_piece |= unit.count != 1 && part.plan.path == Path::direct && request.reads_again_are_cached(span);
 }
 
-void Cutter::plan_window(Part& part, Residency residency, bool around_device) const {
+// What of the unit is not cached.
+Stays Cutter::stays(const Part& part) const {
+  const Unit& unit = part.unit;
+  const StoreUse& use = part.hold->stores[part.hold->spans[unit.first].store];
+  if (!use.stays_cached || unit.residency == Residency::all) return Stays::no;
+  const bool is_long = unit.count == 1 && unit.length >= DiskRates::noted_from_bytes;
+  return is_long && unit.residency == Residency::none && use.entry->direct()
+             ? use.entry->cached_file().rates->next(unit.length)
+             : Stays::file;
+}
+
+void Cutter::plan_window(Part& part, Residency residency, Window window, bool around_device) const {
   const Span& span = part.hold->spans[part.range];
   StoreEntry& entry = *part.hold->stores[span.store].entry;
   const StoreInfo& info = entry.info();
@@ -135,7 +157,11 @@ void Cutter::plan_window(Part& part, Residency residency, bool around_device) co
                     .cache = part.hold->cache,
                     .allowed = part.hold->allowed,
                     .residency = residency,
+                    .stays = part.stays,
                     .out_of_reach = span.is_out_of_reach};
+  const bool is_again = part.hold->reads_again_are_cached(span) && residency != Residency::all &&
+                        environment_.caching.was_read(entry.cached_file(), window.offset, window.length);
+  if (is_again) facts.stays = Stays::again;
   if (span.gpu != nullptr && span.transform == 0 && !around_device) {
     const StoreEntry* direct = entry.for_device(environment_);
     if (direct != nullptr) facts.device_route = direct->store().device_route_to(span.gpu->info());

@@ -38,8 +38,14 @@ class Cutter {
  private:
   bool next_unit(Part& part, std::uint64_t room_bytes) const;
   void plan_unit(Part& part) const;
+  Stays stays(const Part& part) const;
+  // Of the store.
+  struct Window {
+    std::uint64_t offset = 0;
+    std::uint64_t length = 0;
+  };
   // `around_device`: as if no engine reached GPU memory by itself.
-  void plan_window(Part& part, Residency residency, bool around_device = false) const;
+  void plan_window(Part& part, Residency residency, Window window, bool around_device = false) const;
   void plan_piece(Part& part, std::uint64_t offset, std::uint64_t length) const;
   Cut cut_next(Part& part, const StoreEntry& entry, const Span& span, const Rest& rest) const;
   const CutRules& rules_of(Part& part, const StoreEntry& entry, const Span& span) const;

@@ -1,6 +1,9 @@
 #include "core/environment.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
 
 #include "core/lane_set.h"
 #include "core/long_slots.h"
@@ -21,6 +24,14 @@ std::uint64_t lanes_bytes(const Options& options) {
   const std::uint64_t slots = options.lanes * options.staging_slots_per_lane * options.staging_slot_bytes;
   return std::min(options.pinned_budget_bytes,
                   slots + LongSlots::of(options).staging_bytes() + LaneSet::callers_staging_bytes(options.lanes));
+}
+
+// Of the page cache, for files that stay there; 0: half of the memory that is available.
+std::uint64_t cache_limit_bytes() {
+  const char* text = std::getenv("PENSTOCK_CACHE_LIMIT");
+  std::uint64_t bytes = 0;
+  if (text != nullptr) std::from_chars(text, text + std::strlen(text), bytes);
+  return bytes;
 }
 
 std::vector<engine::Engine*> pointers(const engine::Table& table) {
@@ -59,6 +70,7 @@ Environment::Environment(std::shared_ptr<const engine::Table> table, const Optio
              .chunk_bytes = options.storage_chunk_bytes,
              .lanes = options.lanes,
              .operations = options.operations_in_flight,
-             .queue_time_most = duration_from_seconds(options.deadlines.cancel_grace_seconds) / 2}) {}
+             .queue_time_most = duration_from_seconds(options.deadlines.cancel_grace_seconds) / 2}),
+      caching(cache_limit_bytes()) {}
 
 }  // namespace penstock::core

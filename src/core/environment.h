@@ -9,6 +9,7 @@
 
 #include "base/fork_guard.h"
 #include "base/once.h"
+#include "core/caching.h"
 #include "core/completion_thread.h"
 #include "core/device_memory.h"
 #include "core/end_signal.h"
@@ -70,6 +71,7 @@ struct Environment {
   mutable EndSignal ends;
   StreamGate streams;
   const Flows flows;
+  mutable Caching caching;
   SpareSpans spare_spans;
   std::atomic<std::uint64_t> lanes_replaced{0};
   std::atomic<std::uint64_t> orphans{0};            // of all lanes

@@ -312,8 +312,12 @@ std::uint32_t Launcher::take(Part& part, StoreEntry& entry, const Cut& cut, cons
               .store = &entry.store(),
               .memory = piece.user,
               .attached = span.attached};
-  if (part.plan.drop_after) {
-    part.do_or_stop([&] { part.to_drop.push_back({span.store, piece.offset, piece.length}); });
+  if (part.plan.drop_after || part.plan.fill_after) {
+    part.do_or_stop([&] { part.afterwards.push_back({span.store, part.plan.fill_after, piece.offset, piece.length}); });
+  }
+  if (request.direction == Direction::read) entry.note_path(part.plan.path);
+  if (part.plan.path == Path::direct && request.reads_again_are_cached(span)) {
+    lane_.environment.caching.note(entry.cached_file(), piece.offset, piece.length);
   }
   if (piece.is_staged()) piece.op.attached = lane_.staging.attached_to(entry.engine());
   const bool in_blocks = piece.is_staged() && part.plan.path == Path::direct;

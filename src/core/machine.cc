@@ -18,9 +18,14 @@
 
 #include "base/unique_fd.h"
 #include "core/cgroup.h"
+#include "core/page_memory.h"
 
 namespace penstock {
 namespace {
+
+// Of a memory cgroup, in both versions: its limit, and what of that is used.
+constexpr std::pair<const char*, const char*> group_files[] = {{"/memory.max", "/memory.current"},
+                                                               {"/memory.limit_in_bytes", "/memory.usage_in_bytes"}};
 
 // Small files of /proc and /sys; empty if there is none.
 std::string read_text(const std::string& path) {
@@ -143,8 +148,7 @@ std::uint64_t Machine::available_memory_bytes() {
   }
   for (const std::string& folder : core::cgroup_folders(cgroup, mountinfo, "memory")) {
     const std::string statistics = read_text(folder + "/memory.stat");
-    for (const auto& [limit, usage] :
-         {std::pair{"/memory.max", "/memory.current"}, std::pair{"/memory.limit_in_bytes", "/memory.usage_in_bytes"}}) {
+    for (const auto& [limit, usage] : group_files) {
       const auto left = core::memory_left({read_text(folder + limit), read_text(folder + usage), statistics});
       bytes = std::min(bytes, left.value_or(bytes));
     }
@@ -152,4 +156,29 @@ std::uint64_t Machine::available_memory_bytes() {
   return bytes;
 }
 
+namespace core {
+
+PageMemory parse_meminfo(std::string_view meminfo) {
+  const auto bytes = [&](std::string_view key) { return meminfo_bytes(meminfo, key).value_or(0); };
+  return {bytes("MemAvailable:"), bytes("MemFree:") + bytes("Inactive(file):")};
+}
+
+PageMemoryReader::PageMemoryReader()
+    : folders_(cgroup_folders(read_text("/proc/self/cgroup"), read_text("/proc/self/mountinfo"), "memory")) {}
+
+PageMemory PageMemoryReader::operator()() const {
+  PageMemory least = parse_meminfo(read_text("/proc/meminfo"));
+  for (const std::string& folder : folders_) {
+    for (const auto& [limit, usage] : group_files) {
+      const std::string limit_text = read_text(folder + limit);
+      if (!parse_memory_limit(limit_text)) continue;
+      const auto left = page_memory_left({limit_text, read_text(folder + usage), read_text(folder + "/memory.stat")});
+      least.available_bytes = std::min(least.available_bytes, left->available_bytes);
+      least.idle_bytes = std::min(least.idle_bytes, left->idle_bytes);
+    }
+  }
+  return least;
+}
+
+}  // namespace core
 }  // namespace penstock

@@ -61,6 +61,8 @@ Result<Plan> plan_of(const Environment& environment, StoreEntry& entry, Directio
     facts.residency = Residency::all;
     plan.routes.push_back(planned("in the page cache", facts));
     facts.residency = Residency::none;
+    const bool stays = options.cache == Cache::automatic && entry.fits_page_cache(environment, Clock::now());
+    if (stays) facts.stays = Stays::file;
     plan.routes.push_back(planned("not in the page cache", facts));
   } else {
     plan.routes.push_back(planned("all", facts));

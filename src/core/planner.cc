@@ -86,7 +86,7 @@ std::string_view reason_text(Reason reason) {
   static constexpr std::array<std::string_view, reason_count> texts = {
       "the file system is in memory",
       "already in the page cache",
-      "not in the page cache, so read past it, leaving nothing behind",
+      "not in the page cache, so read past it, leaving nothing behind: the file does not fit there",
       "cache=keep: through the page cache",
       "cache=bypass: past the page cache",
       "the store can't be reached past the page cache",
@@ -102,6 +102,10 @@ std::string_view reason_text(Reason reason) {
       "by cuFile, which does not report whether it went straight or through host memory",
       "copied through staging memory: the engine can't reach this memory itself",
       "made by a function",
+      "not in the page cache, so read through it: the file fits, and stays there",
+      "read a second time, so through the page cache, where it stays",
+      "read past the page cache to compare the speed, and brought there afterwards",
+      "not in the page cache, so read past it: this disk is much faster so",
   };
   return texts[static_cast<std::size_t>(reason)];
 }
@@ -129,9 +133,15 @@ WindowPlan preferred_read(const WindowFacts& facts) {
   const bool guess = facts.residency == Residency::likely_all || facts.residency == Residency::likely_none;
   if (facts.residency == Residency::likely_all) return {Path::cached, Reason::residency_unknown};
   if (facts.cache == Cache::keep) return {Path::buffered, Reason::keep_asked};
-  if (facts.direct) return {Path::direct, guess ? Reason::residency_unknown : Reason::not_in_page_cache};
+  if (facts.direct) {
+    if (facts.stays == Stays::file) return {Path::buffered, Reason::file_fits};
+    if (facts.stays == Stays::again) return {Path::buffered, Reason::read_again};
+    if (facts.stays == Stays::later) return {Path::direct, Reason::tried_past, false, true};
+    if (facts.stays == Stays::too_slow) return {Path::direct, Reason::faster_past};
+    return {Path::direct, guess ? Reason::residency_unknown : Reason::not_in_page_cache};
+  }
   // Only what was certainly not cached before may be dropped: the rest is somebody's.
-  const bool drop = facts.residency == Residency::none;
+  const bool drop = facts.residency == Residency::none && facts.stays == Stays::no;
   return {Path::buffered, is_remote(facts.locality) ? Reason::remote : Reason::no_direct, drop};
 }
 

@@ -47,7 +47,7 @@ RouteSet route_set(std::span<const Route> routes);
 enum class Reason : std::uint8_t {
   in_memory,  // the file system keeps everything in memory
   in_page_cache,
-  not_in_page_cache,  // read past the cache, nothing left behind
+  not_in_page_cache,  // read past the cache, nothing left behind: the file does not fit there
   keep_asked,         // cache=keep
   bypass_asked,       // cache=bypass
   no_direct,          // the store can't be reached past the cache
@@ -63,8 +63,12 @@ enum class Reason : std::uint8_t {
   cufile_unknown,     // may have
   out_of_reach,       // memory of the host that the engine can't name
   made,               // there is no other way
+  file_fits,          // through the page cache, where it stays
+  read_again,         // the same, of a file that does not fit
+  tried_past,         // past the cache to see how fast that is, and brought there afterwards
+  faster_past,        // it would fit, but the disk is much faster past the cache
 };
-inline constexpr std::size_t reason_count = 18;
+inline constexpr std::size_t reason_count = 22;
 std::string_view reason_text(Reason reason);
 // What was to go straight is known only afterwards: the reason by the route that it took.
 Reason reason_after(Reason planned, Route route);
@@ -78,6 +82,15 @@ enum class Residency : std::uint8_t {
   likely_none,  // unknown, and one was not, or a sample was slow, or was not taken: a server may not answer
 };
 
+// Whether a window of a file stays in the page cache with Cache::automatic (core/caching.h).
+enum class Stays : std::uint8_t {
+  no,        // the file does not fit, or does not matter
+  file,      // it fits
+  again,     // it does not, but the window is read a second time
+  later,     // it fits, and the window is read past the page cache once more, to see how fast that is
+  too_slow,  // it would fit, but is faster past the page cache
+};
+
 struct WindowFacts {
   Direction direction = Direction::read;
   Locality locality = Locality::local;
@@ -86,6 +99,7 @@ struct WindowFacts {
   Cache cache = Cache::automatic;
   RouteSet allowed = ~RouteSet{0};
   Residency residency = Residency::unknown;
+  Stays stays = Stays::no;
   bool out_of_reach = false;          // memory that the engine can't name, or a GPU's: host routes are staged
   std::optional<Route> device_route;  // of a GPU's: the store can be reached from there without staging
 };
@@ -94,6 +108,7 @@ struct WindowPlan {
   engine::Path path = engine::Path::buffered;
   Reason reason = Reason::no_direct;
   bool drop_after = false;  // let the page cache forget what this brought in
+  bool fill_after = false;  // or bring there what went past it
 };
 
 // Whether plan_window looks at the residency: it costs a system call.

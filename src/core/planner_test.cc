@@ -31,6 +31,10 @@ std::vector<WindowFacts> all_facts() {
           for (const Residency residency : residencies) {
             for (RouteSet allowed = 0; allowed <= host_routes; ++allowed) {
               all.push_back({direction, locality, direct, page_cache, cache, allowed, residency});
+              if (direction == Direction::write || cache != Cache::automatic) continue;
+              for (const Stays stays : {Stays::file, Stays::again, Stays::later, Stays::too_slow}) {
+                all.push_back({direction, locality, direct, page_cache, cache, allowed, residency, stays});
+              }
             }
           }
         }
@@ -92,6 +96,7 @@ TEST(PlanWindow, drops_only_what_it_brought_in_itself) {
     if (!plan || !plan->drop_after) continue;
     EXPECT_EQ(plan->path, Path::buffered) << describe(facts);
     EXPECT_EQ(facts.residency, Residency::none) << describe(facts);
+    EXPECT_EQ(facts.stays, Stays::no) << describe(facts);
     EXPECT_NE(facts.cache, Cache::keep) << describe(facts);
     EXPECT_EQ(facts.direction, Direction::read) << describe(facts);
   }
@@ -172,6 +177,18 @@ TEST(PlanWindow, gives_reasons_that_are_true) {
       case Reason::straight:
         fits = facts.device_route.has_value() && plan->path == Path::device;
         break;
+      case Reason::file_fits:
+        fits = facts.stays == Stays::file && plan->path == Path::buffered && !plan->drop_after;
+        break;
+      case Reason::read_again:
+        fits = facts.stays == Stays::again && plan->path == Path::buffered && !plan->drop_after;
+        break;
+      case Reason::tried_past:
+        fits = facts.stays == Stays::later && plan->path == Path::direct && plan->fill_after;
+        break;
+      case Reason::faster_past:
+        fits = facts.stays == Stays::too_slow && plan->path == Path::direct && !plan->fill_after;
+        break;
       case Reason::edge:
       case Reason::refused:
       case Reason::cufile_compat:
@@ -213,6 +230,11 @@ TEST(PlanWindow, serves_the_cases_that_matter_as_the_documentation_says) {
     facts.residency = residency;
     return facts;
   };
+  const auto that_stays = [&](Stays stays) {
+    WindowFacts facts = with(local, Cache::automatic, Residency::none);
+    facts.stays = stays;
+    return facts;
+  };
   WindowFacts nfs = local;
   nfs.locality = Locality::network;
   nfs.direct = false;
@@ -224,6 +246,10 @@ TEST(PlanWindow, serves_the_cases_that_matter_as_the_documentation_says) {
       {with(local, Cache::automatic, Residency::some), Path::direct, Reason::not_in_page_cache},
       {with(local, Cache::automatic, Residency::likely_none), Path::direct, Reason::residency_unknown},
       {with(local, Cache::keep, Residency::none), Path::buffered, Reason::keep_asked},
+      {that_stays(Stays::file), Path::buffered, Reason::file_fits},
+      {that_stays(Stays::again), Path::buffered, Reason::read_again},
+      {that_stays(Stays::later), Path::direct, Reason::tried_past},
+      {that_stays(Stays::too_slow), Path::direct, Reason::faster_past},
       {with(local, Cache::bypass, Residency::all), Path::direct, Reason::bypass_asked},
       {with(nfs, Cache::automatic, Residency::none), Path::buffered, Reason::remote},
       {with(nfs, Cache::bypass, Residency::all), Path::cached, Reason::in_page_cache},

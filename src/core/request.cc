@@ -19,6 +19,9 @@ namespace {
 // Shorter requests are over before a file can be replaced under them; asking twice would cost more than the read.
 constexpr std::uint64_t identity_checked_from_bytes = 1 << 20;
 
+// The kernel starts to read no more at once, however much it is asked to.
+constexpr std::uint64_t filled_at_once_bytes = 1 << 20;
+
 // How soon a caller that waits takes over from one that stopped working.
 constexpr Duration turn = std::chrono::milliseconds(1);
 
@@ -185,6 +188,7 @@ Status Request::prepare_stores() {
       use.check_identity = is_worth_asking && !entry.info().writable && !entry.is_growing();
       checks_identities_ |= use.check_identity;
       asks_servers_ |= use.check_identity && is_remote(entry.info().locality);
+      use.stays_cached = cache == Cache::automatic && entry.fits_page_cache(*environment_, begun);
       continue;
     }
     if (entry.store().writer() == nullptr) {
@@ -457,7 +461,7 @@ void Request::note_unwritten(std::span<const Range> ranges) {
 // A kept Ticket keeps no store open.
 void Request::let_go_of_stores(const std::shared_ptr<Request>& self) {
   bool may_leave_some = survey.may_have_leftovers(*this);
-  for (const Part& part : parts) may_leave_some |= !part.to_drop.empty();
+  for (const Part& part : parts) may_leave_some |= !part.afterwards.empty();
   bool closes = false;
   for (const StoreUse& use : stores) closes |= use.entry.use_count() == 1;
   if (may_leave_some || closes) post_rest_of_stores(self, closes);
@@ -469,7 +473,7 @@ void Request::let_go_of_stores(const std::shared_ptr<Request>& self) {
 void Request::post_rest_of_stores(const std::shared_ptr<Request>& self, bool closes) const {
   std::vector<Stretch> leftovers;
   static_cast<void>(or_out_of_memory([&]() -> Status {
-    for (const Part& part : parts) leftovers.insert(leftovers.end(), part.to_drop.begin(), part.to_drop.end());
+    for (const Part& part : parts) leftovers.insert(leftovers.end(), part.afterwards.begin(), part.afterwards.end());
     survey.add_leftovers(*this, leftovers);
     return {};
   }));
@@ -478,21 +482,29 @@ void Request::post_rest_of_stores(const std::shared_ptr<Request>& self, bool clo
     std::vector<std::shared_ptr<StoreEntry>> entries;
     for (const StoreUse& use : stores) entries.push_back(use.entry);
     environment_->completions.post([self, entries = std::move(entries), all = std::move(leftovers)]() mutable {
-      drop_leftovers(entries, std::move(all));
+      settle_page_cache(entries, std::move(all));
     });
     return {};
   }));
 }
 
-// All at once, since each call makes the kernel look through the lists of every CPU.
-void Request::drop_leftovers(std::span<const std::shared_ptr<StoreEntry>> entries, std::vector<Stretch> all) {
+// Pages are dropped all at once, since each call makes the kernel look through the lists of every CPU.
+void Request::settle_page_cache(std::span<const std::shared_ptr<StoreEntry>> entries, std::vector<Stretch> all) {
   std::sort(all.begin(), all.end());
   for (std::size_t i = 0; i < all.size();) {
     Stretch run = all[i++];
-    while (i < all.size() && all[i].store == run.store && all[i].offset == run.offset + run.length) {
+    while (i < all.size() && all[i].fills == run.fills && all[i].store == run.store &&
+           all[i].offset == run.offset + run.length) {
       run.length += all[i++].length;
     }
-    entries[run.store]->store().page_cache()->drop(run.offset, run.length);
+    engine::PageCache& cache = *entries[run.store]->store().page_cache();
+    if (!run.fills) {
+      cache.drop(run.offset, run.length);
+      continue;
+    }
+    for (std::uint64_t done = 0; done < run.length; done += filled_at_once_bytes) {
+      static_cast<void>(cache.prefetch(run.offset + done, std::min(filled_at_once_bytes, run.length - done)));
+    }
   }
 }
 

@@ -60,6 +60,7 @@ struct StoreUse {
   std::uint64_t begin = UINT64_MAX;         // of the first byte that is asked for
   std::uint64_t end = 0;                    // of the last
   bool check_identity = false;
+  bool stays_cached = false;  // with Cache::automatic: all that is read of it
   Identity before;
 };
 
@@ -115,6 +116,7 @@ struct Part {
   std::uint64_t position = 0;     // within that range
   WindowPlan plan;                // of the unit
   std::optional<CutRules> rules;  // of the unit, for that plan
+  Stays stays = Stays::no;        // of the unit, as far as it is not cached
   bool goes_straight = false;     // Path::device is the plan; what can't take it goes around
   bool plan_each_piece = false;   // the unit is neither wholly cached nor wholly not
   bool no_route = false;          // none that is allowed can carry the window
@@ -145,7 +147,8 @@ struct Part {
   std::unique_ptr<Error> first_cause;  // of the first one, where more is known than its code and number say
   bool withdrawn = false;              // the request was stopped while this part had work
   bool abandoned = false;
-  std::vector<Stretch> to_drop;    // that it brought into the page cache, and that nobody asked to keep there
+  // What it brought into the page cache, and that is not to stay there; or what is to be brought there.
+  std::vector<Stretch> afterwards;
   std::unique_ptr<LaneTime> time;  // null: of short requests nobody takes it
 
   // Whether its request was stopped, and the lane knows.
@@ -228,6 +231,12 @@ class Request {
   // How its bytes are stored; null: as they are.
   const TransformUse* transform_of(const Span& span) const {
     return span.transform != 0 ? &transforms->uses[span.transform - 1] : nullptr;
+  }
+  // Whether what is read past the page cache is noted, and stays there when it is read again soon.
+  bool reads_again_are_cached(const Span& span) const {
+    const StoreUse& use = stores[span.store];
+    return direction == Direction::read && cache == Cache::automatic && !use.stays_cached &&
+           use.entry->cached_file().number != 0;
   }
   // That it takes in its store.
   std::uint64_t stored_bytes(const Span& span) const {
@@ -393,7 +402,7 @@ class Request {
   void note_writes(Outcome outcome) const;
   void let_go_of_stores(const std::shared_ptr<Request>& self);
   void post_rest_of_stores(const std::shared_ptr<Request>& self, bool closes) const;
-  static void drop_leftovers(std::span<const std::shared_ptr<StoreEntry>> entries, std::vector<Stretch> all);
+  static void settle_page_cache(std::span<const std::shared_ptr<StoreEntry>> entries, std::vector<Stretch> all);
   Outcome judge();
   Outcome judge_identities();
   Outcome outcome_of_stop() const;

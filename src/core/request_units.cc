@@ -197,7 +197,9 @@ cuda::Device* Request::find_gpu_of_all() const {
 // That are worth it where short ranges of one disk are read past the page cache.
 std::uint32_t Request::short_readers() const {
   const bool is_short = total_bytes / std::max<std::size_t>(1, spans.size()) < Flow::counted_from_bytes;
-  if (direction != Direction::read || cache != Cache::bypass || !is_short || stores.size() == 0) return lanes_;
+  if (direction != Direction::read || cache == Cache::keep || !is_short || stores.size() == 0) return lanes_;
+  const auto is_cold = [&](const StoreUse& use) { return !use.stays_cached && use.entry->seems_cold(); };
+  if (cache == Cache::automatic && !std::ranges::all_of(stores, is_cold)) return lanes_;
   const StoreInfo& first = stores[0].entry->info();
   const bool is_one_disk = std::ranges::all_of(
       stores, [&](const StoreUse& use) { return use.entry->direct() && use.entry->info().device == first.device; });

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "base/bounded.h"
 #include "base/log.h"
@@ -126,7 +127,13 @@ StoreEntry::StoreEntry(const Environment& environment, Name name, EnginePlan pla
                            : read_alignment_),
       size_bytes_(store_->info().size_bytes),
       read_flow_(environment.flows.of({engine(), store_->info().device, Direction::read})),
-      write_flow_(environment.flows.of({engine(), store_->info().device, Direction::write})) {}
+      write_flow_(environment.flows.of({engine(), store_->info().device, Direction::write})) {
+  const StoreInfo& is = store_->info();
+  const bool is_known = is.kind == StoreKind::file && is.page_cache && !is.identity.text().empty();
+  if (!is_known || is.locality == Locality::memory) return;
+  cached_file_.number = std::max<std::uint64_t>(1, std::hash<std::string>()(is.identity.text()));
+  cached_file_.rates = environment.caching.rates_of(is.device);
+}
 
 Result<std::shared_ptr<StoreEntry>> StoreEntry::open(const Environment& environment, std::string_view name,
                                                      const OpenOptions& options) {
@@ -280,7 +287,7 @@ void StoreEntry::let_go(const Environment& environment, std::size_t engine, std:
 }
 
 Status StoreEntry::check_end(std::uint64_t end, TimePoint deadline) {
-  if (end <= size_bytes_.load(std::memory_order_relaxed)) return {};
+  if (has_up_to(end)) return {};
   auto state = ask([](engine::Store& store) { return store.state(); }, deadline);
   if (!state) return state.error();
   size_bytes_.store(state->size_bytes, std::memory_order_relaxed);
@@ -289,6 +296,13 @@ Status StoreEntry::check_end(std::uint64_t end, TimePoint deadline) {
                info().name + ": a range ends at " + std::to_string(end) + ", past the end at " +
                    std::to_string(state->size_bytes),
                "stay within the size of the store"};
+}
+
+bool StoreEntry::fits_page_cache(const Environment& environment, TimePoint now) {
+  if (cached_file_.number == 0) return false;
+  const std::uint64_t size_bytes = size_bytes_.load(std::memory_order_relaxed);
+  return environment.caching.fits(cached_file_, size_bytes, now,
+                                  [&] { return store_->page_cache()->resident_bytes(0, size_bytes).value_or(0); });
 }
 
 void StoreEntry::grown_to(std::uint64_t end) {

@@ -11,6 +11,7 @@
 
 #include "base/once.h"
 #include "core/block_locks.h"
+#include "core/caching.h"
 #include "core/calls.h"
 #include "core/flow.h"
 #include "core/planner.h"
@@ -81,12 +82,20 @@ class StoreEntry : public std::enable_shared_from_this<StoreEntry> {
   // buffered edges: the kernel drops cached pages by the page.
   std::uint32_t alignment(Direction direction) const;
 
+  // Whether it is known to have bytes up to there.
+  bool has_up_to(std::uint64_t end) const { return end <= size_bytes_.load(std::memory_order_relaxed); }
   // Whether a range up to `end` exists; asks again if it did not at opening.
   Status check_end(std::uint64_t end, TimePoint deadline = TimePoint::max());
   // After a write that may have made the store longer.
   void grown_to(std::uint64_t end);
 
   bool direct() const { return info().direct && !direct_refused_.load(std::memory_order_relaxed); }
+  // Whether what was read of it last came past the page cache.
+  bool seems_cold() const { return seems_cold_.load(std::memory_order_relaxed); }
+  void note_path(engine::Path path) {
+    const bool is_cold = path == engine::Path::direct;
+    if (is_cold != seems_cold()) seems_cold_.store(is_cold, std::memory_order_relaxed);
+  }
   void refuse_direct() { direct_refused_.store(true, std::memory_order_relaxed); }
 
   // How much of it may be in flight past the page cache.
@@ -95,6 +104,9 @@ class StoreEntry : public std::enable_shared_from_this<StoreEntry> {
   std::uint64_t operation_bytes() const;
 
   BlockLocks& blocks() { return blocks_; }
+  // Whether it stays in the page cache when it is read.
+  bool fits_page_cache(const Environment& environment, TimePoint now);
+  const CachedFile& cached_file() const { return cached_file_; }
   // Null where writes are in place.
   Replacing* replacing() { return options().access == Access::replace ? &replacing_ : nullptr; }
   // From a few pages, where the kernel does not tell what of a stretch is cached but does of a page. Nothing where it
@@ -132,8 +144,10 @@ class StoreEntry : public std::enable_shared_from_this<StoreEntry> {
   const std::uint32_t write_alignment_;
   std::atomic<std::uint64_t> size_bytes_;
   std::atomic<bool> direct_refused_{false};
+  std::atomic<bool> seems_cold_{false};
   const std::shared_ptr<Flow> read_flow_;  // shared by the stores of one device
   const std::shared_ptr<Flow> write_flow_;
+  CachedFile cached_file_;
   BlockLocks blocks_;
   Replacing replacing_;
   Once device_once_;

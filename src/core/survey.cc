@@ -1,6 +1,7 @@
 #include "core/survey.h"
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <new>
 #include <optional>
@@ -109,14 +110,15 @@ Residency Survey::ask_about(const Request& request, const Unit& unit) {
   if (unit.count == 1) {
     const Span& span = request.spans[unit.first];
     const std::uint64_t length = span.transform != 0 ? request.stored_bytes(span) : unit.length;
-    return ask(request, {store, span.offset + unit.begin, length});
+    return ask(request, {.store = store, .offset = span.offset + unit.begin, .length = length});
   }
   const std::uint32_t stride = std::max(1U, unit.count / residency_samples);
   std::optional<Residency> agreed;
   for (std::uint32_t i = 0; i < unit.count; i += stride) {
     const Span& span = request.spans[unit.first + i];
     if (span.length == 0) continue;
-    const Residency residency = ask(request, {store, span.offset, request.stored_bytes(span)});
+    const Residency residency =
+        ask(request, {.store = store, .offset = span.offset, .length = request.stored_bytes(span)});
     if (agreed.value_or(residency) != residency) return Residency::some;
     agreed = residency;
   }
@@ -158,7 +160,7 @@ Residency Survey::guess(const Request& request, const Stretch& stretch) {
   if (const auto guess = entry.guess_residency(stretch.offset, stretch.length)) {
     if (!guess->missing) return Residency::likely_all;
     const std::uint64_t page = request.environment().machine.page_bytes;
-    made->brought.push_back({stretch.store, *guess->missing / page * page, page});
+    made->brought.push_back({.store = stretch.store, .offset = *guess->missing / page * page, .length = page});
     return Residency::likely_none;
   }
   if (made->timed_entry != &entry) {
@@ -176,20 +178,21 @@ bool Survey::may_have_leftovers(const Request& request) const {
 
 void Survey::add_leftovers(const Request& request, std::vector<Stretch>& leftovers) const {
   if (!may_have_leftovers(request)) return;
+  const auto stays = [&](const Stretch& one) { return request.stores[one.store].stays_cached; };
   if (const Guesses* const made = guesses_.load(std::memory_order_acquire)) {
-    leftovers.insert(leftovers.end(), made->brought.begin(), made->brought.end());
+    std::ranges::remove_copy_if(made->brought, std::back_inserter(leftovers), stays);
   }
   if (!is_some_missing_.load(std::memory_order_relaxed)) return;
   Stretch cached;  // the last unit that was
   for (const Unit& unit : request.units) {
     if (unit.count != 1) continue;
     const Span& span = request.spans[unit.first];
-    const Stretch here{span.store, span.offset + unit.begin, unit.length};
+    const Stretch here{.store = span.store, .offset = span.offset + unit.begin, .length = unit.length};
     if (unit.residency == Residency::all) cached = here;
     const bool is_ahead = cached.length != 0 && cached.store == here.store && here.offset > cached.offset &&
                           here.offset - cached.offset <= cached.length + read_ahead_most_bytes;
     // Only what was certainly not cached before may be dropped: the rest is somebody's.
-    if (unit.residency == Residency::none && is_ahead) leftovers.push_back(here);
+    if (unit.residency == Residency::none && is_ahead && !stays(here)) leftovers.push_back(here);
   }
 }
 

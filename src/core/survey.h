@@ -25,11 +25,12 @@ struct Unit;
 // Of a request's stores.
 struct Stretch {
   std::uint32_t store = 0;
+  bool fills = false;  // what is done with it afterwards: it is read into the page cache, or dropped from there
   std::uint64_t offset = 0;
   std::uint64_t length = 0;
 
   friend bool operator<(const Stretch& a, const Stretch& b) {
-    return std::tie(a.store, a.offset) < std::tie(b.store, b.offset);
+    return std::tie(a.fills, a.store, a.offset) < std::tie(b.fills, b.store, b.offset);
   }
 };
 

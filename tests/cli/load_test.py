@@ -207,9 +207,17 @@ class LoadTellsWhatHappened(ToolTest):
         self.assertEqual(result["routes"], {"buffered": self.SIZE})
         self.assertIn("cache=keep", result["reason"])
 
-    def test_a_cached_half_is_told_apart_and_the_rest_leaves_nothing(self):
+    def test_a_file_that_fits_stays_in_the_page_cache(self):
+        path = self.file_with_cached_half(0)
+        first = self.json_of("load", path)
+        self.assertEqual(first["routes"], {"buffered": self.SIZE})
+        self.assertIn("the file fits", first["reason"])
+        self.assertEqual(self.left_of(path), self.SIZE)
+        self.assertEqual(self.json_of("load", path)["routes"], {"cached": self.SIZE})
+
+    def test_a_cached_half_is_told_apart_and_the_rest_leaves_nothing_where_it_does_not_fit(self):
         path = self.file_with_cached_half(16 * MIB)
-        result = self.json_of("load", path)
+        result = self.json_of("load", path, env={"PENSTOCK_CACHE_LIMIT": "1"})
         self.assertEqual(sum(result["routes"].values()), self.SIZE)
         self.assertLessEqual(result["routes"]["cached"], self.cached)
         self.assertGreater(result["routes"]["cached"], 0)
@@ -218,7 +226,8 @@ class LoadTellsWhatHappened(ToolTest):
     def test_what_is_guessed_of_a_file_of_somebody_else_is_called_a_guess(self):
         self.need_other_user()
         path = self.file_with_cached_half(16 * MIB)
-        done = self.run_tool("load", path, "--json", user=NOBODY, group=NOBODY, extra_groups=[])
+        done = self.run_tool("load", path, "--json", user=NOBODY, group=NOBODY, extra_groups=[],
+                             env={"PENSTOCK_CACHE_LIMIT": "1"})
         self.assertEqual(done.returncode, 0, done.stderr)
         result = json.loads(done.stdout)
         self.assertIn("a guess", result["reason"])

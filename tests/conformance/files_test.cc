@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "conformance/every_engine.h"
+#include "support/cache_limit.h"
 
 namespace penstock::test {
 namespace {
@@ -181,7 +182,96 @@ TEST_P(EveryFileEngine, writes_no_more_to_a_file_that_was_aborted_and_in_place_t
   EXPECT_EQ(read_file(path).size(), 5000U);
 }
 
-TEST_P(EveryFileEngine, leaves_nothing_behind_in_the_page_cache_unless_asked_to) {
+TEST_P(EveryFileEngine, leaves_files_that_fit_in_the_page_cache_and_others_where_it_is_asked_to) {
+  const std::string path = make_file("file", 4 << 20);
+  const auto second_read = [&](std::uint64_t limit_bytes, Cache cache) {
+    const CacheLimit limit(limit_bytes);
+    Options options = small_lanes();
+    options.cache = cache;
+    Context context = make_context(options);
+    evict(path);
+    Store store = context.open(path).value();
+    std::vector<std::byte> memory(4 << 20);
+    Report first = context.read(store, 0, Region::host(memory.data(), memory.size()));
+    EXPECT_TRUE(first.ok());
+    EXPECT_TRUE(holds_content(memory, 1, 0));
+    const bool fits = limit_bytes >= memory.size();
+    if (store.info().direct && cache == Cache::automatic) {
+      EXPECT_EQ(first.routes[static_cast<std::size_t>(fits ? Route::buffered : Route::direct)], memory.size())
+          << first.reason;
+      EXPECT_NE(first.reason.find(fits ? "the file fits" : "does not fit"), std::string::npos) << first.reason;
+    }
+    return store.cached_bytes(0, memory.size()).value_or(memory.size());
+  };
+  Context context = make_context(small_lanes());
+  if (!context.open(path).value().info().direct) GTEST_SKIP() << "the temporary folder's file system has no direct I/O";
+  EXPECT_EQ(second_read(4 << 20, Cache::automatic), 4U << 20);
+  EXPECT_EQ(second_read((4 << 20) - 1, Cache::automatic), 0U);
+  EXPECT_EQ(second_read(1, Cache::keep), 4U << 20);
+  EXPECT_EQ(second_read(UINT64_MAX / 2, Cache::bypass), 0U);
+}
+
+TEST_P(EveryFileEngine, keeps_what_is_read_a_second_time_of_a_file_that_does_not_fit) {
+  const std::size_t size = 8 << 20;
+  const std::string path = make_file("file", size);
+  const CacheLimit limit(4 << 20);
+  Context context = make_context(small_lanes());
+  evict(path);
+  Store store = context.open(path).value();
+  if (!store.info().direct) GTEST_SKIP() << "the temporary folder's file system has no direct I/O";
+  constexpr std::size_t length = 16 << 10;
+  const auto read = [&](std::uint64_t offset) {
+    alignas(4096) static std::array<std::byte, length> memory;
+    const Report report = context.read(store, offset, Region::host(memory.data(), memory.size()));
+    EXPECT_TRUE(report.ok());
+    EXPECT_TRUE(holds_content(memory, 1, offset));
+    for (const Route route : {Route::direct, Route::buffered, Route::cached}) {
+      if (report.routes[static_cast<std::size_t>(route)] == length) return route;
+    }
+    return Route::mapped;
+  };
+  EXPECT_EQ(read(1 << 20), Route::direct);
+  EXPECT_EQ(read(1 << 20), Route::buffered);
+  EXPECT_EQ(read(1 << 20), Route::cached);
+  // A scan that is longer than the limit leaves nothing, however often it is repeated.
+  evict(path);
+  std::vector<std::byte> memory(size);
+  for (int pass = 0; pass < 3; ++pass) {
+    const Report report = context.read(store, 0, Region::host(memory.data(), memory.size()));
+    EXPECT_TRUE(holds_content(memory, 1, 0));
+    EXPECT_GE(report.routes[static_cast<std::size_t>(Route::direct)], size / 2) << report.reason;
+  }
+  EXPECT_LE(store.cached_bytes(0, size).value_or(0), size / 2);
+}
+
+TEST_P(EveryFileEngine, keeps_short_ranges_of_a_request_that_are_read_a_second_time) {
+  const std::size_t size = 8 << 20;
+  const std::string path = make_file("file", size);
+  const CacheLimit limit(4 << 20);
+  Context context = make_context(small_lanes());
+  evict(path);
+  Store store = context.open(path).value();
+  if (!store.info().direct) GTEST_SKIP() << "the temporary folder's file system has no direct I/O";
+  constexpr std::size_t row = 4096;
+  std::vector<std::byte> memory(100 * row);
+  const auto read = [&](std::uint64_t first) {
+    std::vector<Range> ranges;
+    for (std::uint64_t i = 0; i < 100; ++i) {
+      ranges.push_back({&store, (first + i) * 3 * row, Region::host(memory.data() + i * row, row)});
+    }
+    const Report report = context.transfer(Direction::read, ranges);
+    EXPECT_TRUE(report.ok());
+    for (std::uint64_t i = 0; i < 100; ++i) {
+      EXPECT_TRUE(holds_content(std::span(memory).subspan(i * row, row), 1, (first + i) * 3 * row));
+    }
+    return report.routes[static_cast<std::size_t>(Route::buffered)];
+  };
+  EXPECT_EQ(read(0), 0U);
+  EXPECT_EQ(read(50), 50 * row) << "half of them were read before";
+}
+
+TEST_P(EveryFileEngine, leaves_nothing_behind_in_the_page_cache_of_what_does_not_fit_unless_asked_to) {
+  const CacheLimit limit(1);
   const std::string path = make_file("file", 4 << 20);
   const auto route_of_second_read = [&](Cache cache, std::optional<Cache> of_request = std::nullopt) {
     Options options = small_lanes();
@@ -212,6 +302,7 @@ TEST_P(EveryFileEngine, leaves_nothing_behind_in_the_page_cache_unless_asked_to)
 }
 
 TEST_P(EveryFileEngine, uses_cache_and_device_in_one_request_over_a_half_cached_file) {
+  const CacheLimit limit(1);
   const std::size_t size = 16 << 20;
   const std::string path = make_file("file", size);
   Context context = make_context(small_lanes());

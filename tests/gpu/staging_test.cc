@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "gpu/gpu_test.h"
+#include "support/cache_limit.h"
 
 namespace penstock::test {
 namespace {
@@ -27,7 +28,24 @@ class Staging : public GpuTest, public testing::WithParamInterface<const char*> 
 INSTANTIATE_TEST_SUITE_P(Over, Staging, testing::Values("uring", "posix"),
                          [](const auto& instance) { return std::string(instance.param); });
 
-TEST_P(Staging, a_cold_file_arrives_past_the_page_cache) {
+TEST_P(Staging, a_cold_file_that_fits_arrives_through_the_page_cache_and_stays_there) {
+  const auto bytes = content(1, 0, 3 * mib + 777);
+  write_file(folder_.path("file"), bytes);
+  evict(folder_.path("file"));
+  Context context = make_context();
+  Store store = context.open(folder_.path("file")).value();
+  if (!store.info().direct) GTEST_SKIP() << "no direct I/O here";
+  const Buffer memory = context.allocate(Domain::cuda(0), bytes.size()).value();
+  for (const Route route : {Route::buffered_staged, Route::cached_staged}) {
+    const Report report = context.read(store, 0, memory.region());
+    ASSERT_TRUE(report.ok()) << report.error->message;
+    EXPECT_TRUE(holds_content(bytes_of(memory.region()), 1, 0));
+    EXPECT_EQ(bytes_by(report, route), bytes.size()) << report.reason;
+  }
+}
+
+TEST_P(Staging, a_cold_file_that_does_not_fit_arrives_past_the_page_cache) {
+  const CacheLimit limit(1);
   const auto bytes = content(1, 0, 11 * mib + 777);
   write_file(folder_.path("file"), bytes);
   for (const std::uint32_t lanes : {1U, 2U, 16U}) {
@@ -320,6 +338,7 @@ TEST_P(ReadByCaller, GoesToLanesWithoutRoomForSlots) {
 }
 
 TEST_P(Staging, a_half_cached_file_takes_both_ways) {
+  const CacheLimit limit(1);
   const auto bytes = content(3, 0, 16 * mib);
   write_file(folder_.path("file"), bytes);
   evict(folder_.path("file"));

@@ -11,6 +11,7 @@
 #include "api/context_builder.h"
 #include "engines/made/engine.h"
 #include "integration/context_fixture.h"
+#include "support/cache_limit.h"
 #include "support/gated_engine.h"
 #include "support/support.h"
 
@@ -41,6 +42,8 @@ struct Expected {
 
 class ColdRowsOfTable : public ContextTest, public testing::WithParamInterface<Shape> {
  protected:
+  // Rows of a table that fits are cold once.
+  const CacheLimit limit_{1};
   Rows open(const RowsOptions& options) {
     std::vector<Rows> tables;
     for (const std::uint64_t file : {0U, 1U}) {

@@ -115,6 +115,7 @@ TEST_F(ContextTest, stages_in_memory_that_is_given) {
   options_.lanes = 2;
   options_.staging_slot_bytes = 1 << 20;
   options_.staging_descriptor = fd;
+  options_.cache = Cache::bypass;
   Context context = make_context();
   const std::string name = make_file("file");
   evict(name);

@@ -13,11 +13,13 @@
 #include <vector>
 
 #include "integration/context_fixture.h"
+#include "support/cache_limit.h"
 
 namespace penstock::test {
 namespace {
 
 TEST_F(ContextTest, prefetches_no_more_than_the_window_and_the_next_read_is_cached) {
+  const CacheLimit limit(1);
   options_.prefetch_window_bytes = 1 << 20;
   Context context = make_context();
   const std::string path = make_file("file");

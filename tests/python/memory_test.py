@@ -36,7 +36,7 @@ def test_a_file_is_mapped_though_a_few_of_its_pages_are_not_in_the_page_cache(tm
         assert file.read()
         os.posix_fadvise(file.fileno(), 16 << 20, (64 << 20) // part, os.POSIX_FADV_DONTNEED)
     tensors = penstock.load_file(path, framework="np")
-    if "direct" not in tensors.report.routes and not mapped:
+    if not {"direct", "buffered"} & set(tensors.report.routes) and not mapped:
         pytest.skip(f"nothing can be evicted here, or read past the page cache: {tensors.report.reason}")
     assert ("mapped" in tensors.report.routes) == mapped, tensors.report
     assert {name: raw(array) for name, array in tensors.items()} == contents
