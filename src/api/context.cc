@@ -14,6 +14,7 @@
 #include "api/resolvers.h"
 #include "base/log.h"
 #include "base/out_of_memory.h"
+#include "core/callers_transfers.h"
 #include "core/environment.h"
 #include "core/lane_set.h"
 #include "core/plan.h"
@@ -91,6 +92,7 @@ class Context::Impl {
       : environment(std::make_shared<core::Environment>(std::make_shared<engine::Table>(std::move(table)), options,
                                                         machine, std::move(staging))),
         lanes(std::make_shared<core::LaneSet>(environment)),
+        callers_transfers(*environment),
         publisher(publish(environment)) {}
 
   ~Impl() {
@@ -253,7 +255,14 @@ class Context::Impl {
 
   // From its making to its end.
   static Report run(Impl* self, engine::OpKind kind, std::span<const Range> ranges, const RequestOptions& options) {
-    Report report = try_to_run(self, kind, ranges, options);
+    Report report;
+    std::optional<core::CallersTransfers::Caller> caller;
+    if (engine::moves_bytes(kind) && ranges.size() == 1 && usable(self)) {
+      const Direction direction = kind == engine::OpKind::read ? Direction::read : Direction::write;
+      caller.emplace(self->callers_transfers, ranges[0].memory.size_bytes);
+      if (self->callers_transfers.run(direction, ranges[0], options, report)) return report;
+    }
+    report = try_to_run(self, kind, ranges, options);
     if (!report.ok() && kind != engine::OpKind::read) core::Request::note_unwritten(ranges);
     return report;
   }
@@ -299,6 +308,7 @@ class Context::Impl {
   const CatchesUp catches_up;
   const std::shared_ptr<core::Environment> environment;  // shared: lanes and tickets may outlive the Context
   const std::shared_ptr<core::LaneSet> lanes;            // shared: a stuck lane asks for a successor
+  core::CallersTransfers callers_transfers;
   std::unique_ptr<core::Publisher> publisher;
   Resolvers resolvers;
 };

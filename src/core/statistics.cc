@@ -4,7 +4,10 @@
 #include <functional>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <thread>
 #include <utility>
+
+#include "base/out_of_memory.h"
 
 namespace penstock::core {
 namespace {
@@ -12,6 +15,8 @@ namespace {
 constexpr double seconds_per_ns = 1e-9;
 constexpr std::uint64_t window_ns = 100'000'000;
 constexpr unsigned window_byte_bits = 40;  // a window of 1.1 TB; its number repeats after 19 days
+// Of callers' counters: how long they may hold back what the bandwidth is made of.
+constexpr Duration publish_period = std::chrono::milliseconds(1);
 constexpr std::uint64_t latest_windows = 16;
 constexpr std::uint64_t window_byte_mask = (std::uint64_t{1} << window_byte_bits) - 1;
 
@@ -101,6 +106,16 @@ void LaneStatistics::record(std::size_t engine, Route route, std::uint64_t bytes
   cell.in_batch = true;
 }
 
+void LaneStatistics::record_call(std::size_t engine, Route route, std::uint64_t bytes, std::uint64_t latency_ns) {
+  requests_.add(1);
+  const std::size_t index = engine * route_count + static_cast<std::size_t>(route);
+  Cell* const cell = ensure(index);
+  if (cell == nullptr) return;
+  const std::uint64_t before_ns = cell->batch_longest_ns;
+  record(engine, route, bytes, latency_ns, true);
+  cell->batch_longest_ns = before_ns + latency_ns;
+}
+
 void LaneStatistics::publish(TimePoint now) {
   for (const std::size_t index : batch_) {
     Cell& cell = *cells_[index].load(std::memory_order_relaxed);
@@ -134,6 +149,53 @@ std::shared_ptr<LaneStatistics> StatisticsHub::add_lane() {
 void StatisticsHub::request_ended(bool ok) {
   requests_.fetch_add(1, std::memory_order_relaxed);
   if (!ok) requests_failed_.fetch_add(1, std::memory_order_relaxed);
+}
+
+// A thread keeps to one, unless another has it just now.
+StatisticsHub::Shard& StatisticsHub::hold_shard() const {
+  static constinit std::atomic<std::size_t> threads{0};
+  thread_local const std::size_t own = threads.fetch_add(1, std::memory_order_relaxed);
+  for (std::size_t at = own;; ++at) {
+    Shard& shard = shards_[at % shard_count];
+    if (!shard.is_busy.exchange(true, std::memory_order_acquire)) return shard;
+    if (at - own == shard_count) std::this_thread::yield();
+  }
+}
+
+void StatisticsHub::count_call(std::size_t engine, Route route, std::uint64_t bytes, std::uint64_t latency_ns,
+                               TimePoint now) {
+  Shard& shard = hold_shard();
+  if (!shard.counters) {
+    static_cast<void>(or_out_of_memory([&] {
+      shard.counters = add_lane();
+      return Status();
+    }));
+  }
+  if (shard.counters) {
+    shard.counters->record_call(engine, route, bytes, latency_ns);
+    if (now - shard.published >= publish_period) {
+      shard.counters->publish(now);
+      shard.published = now;
+    }
+  } else {
+    request_ended(true);
+  }
+  shard.is_busy.store(false, std::memory_order_release);
+}
+
+// What was counted since.
+void StatisticsHub::publish_shards() const {
+  for (Shard& shard : shards_) {
+    while (shard.is_busy.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
+    if (shard.counters) shard.counters->publish(Clock::now());
+    shard.is_busy.store(false, std::memory_order_release);
+  }
+}
+
+std::uint64_t StatisticsHub::requests_locked() const {
+  std::uint64_t requests = requests_.load(std::memory_order_relaxed);
+  for (const auto& lane : lanes_) requests += lane->requests_.get();
+  return requests;
 }
 
 void StatisticsHub::count_mapped(std::uint64_t bytes, double seconds) {
@@ -180,10 +242,11 @@ StatisticsHub::Made StatisticsHub::made_locked() const {
 }
 
 Statistics StatisticsHub::snapshot() const {
+  publish_shards();
   const std::lock_guard lock(mutex_);
   Statistics result;
   result.seconds = seconds_between(since_, Clock::now());
-  result.requests = requests_.load(std::memory_order_relaxed) - baseline_requests_;
+  result.requests = requests_locked() - baseline_requests_;
   result.requests_failed = requests_failed_.load(std::memory_order_relaxed) - baseline_requests_failed_;
   const Made made = made_locked();
   result.stored_bytes = made.stored_bytes - baseline_made_.stored_bytes;
@@ -221,12 +284,13 @@ Statistics StatisticsHub::snapshot() const {
 }
 
 void StatisticsHub::reset() {
+  publish_shards();
   const std::lock_guard lock(mutex_);
   for (std::size_t cell = 0; cell < cell_count(); ++cell) {
     baseline_[cell] = totals_locked(cell);
     (*meters_)[cell].forget_peak();
   }
-  baseline_requests_ = requests_.load(std::memory_order_relaxed);
+  baseline_requests_ = requests_locked();
   baseline_requests_failed_ = requests_failed_.load(std::memory_order_relaxed);
   baseline_made_ = made_locked();
   since_ = Clock::now();

@@ -50,6 +50,8 @@ class LaneStatistics {
 
   // REQUIRES: engine < the number of engines of the hub.
   void record(std::size_t engine, Route route, std::uint64_t bytes, std::uint64_t latency_ns, bool ok);
+  // A whole request, by a caller that makes one after another.
+  void record_call(std::size_t engine, Route route, std::uint64_t bytes, std::uint64_t latency_ns);
   // Bytes that were made of stored ones.
   void record_made(std::uint64_t stored_bytes, std::uint64_t made_bytes) {
     stored_bytes_.add(stored_bytes);
@@ -96,6 +98,7 @@ class LaneStatistics {
   std::atomic<bool> taken_{false};                       // a lane records here
   Counter stored_bytes_;
   Counter made_bytes_;
+  Counter requests_;
   std::atomic<std::uint64_t> operations_in_flight_{0};
   std::atomic<std::uint64_t> bytes_in_flight_{0};
 };
@@ -107,6 +110,8 @@ class StatisticsHub {
   // Counters for one lane, to be dropped when it ends.
   std::shared_ptr<LaneStatistics> add_lane();
   void request_ended(bool ok);
+  // A request that no lane has seen, and that was done. Allocates nothing but what counts the first of its kind.
+  void count_call(std::size_t engine, Route route, std::uint64_t bytes, std::uint64_t latency_ns, TimePoint now);
   // By no engine of ours, but by the kernel's mmap, which is named as one.
   void count_mapped(std::uint64_t bytes, double seconds);
   // Everything but what only a Context knows: pinned, quarantined and unfreed bytes, lanes replaced.
@@ -124,6 +129,17 @@ class StatisticsHub {
 
     void subtract(const Totals& earlier);
   };
+  // Counters that callers share, a few threads each.
+  struct alignas(64) Shard {
+    std::atomic<bool> is_busy{false};  // guards what follows
+    std::shared_ptr<LaneStatistics> counters;
+    TimePoint published;
+  };
+  static constexpr std::size_t shard_count = 16;
+  Shard& hold_shard() const;
+  void publish_shards() const;
+  std::uint64_t requests_locked() const;
+
   struct Made {
     std::uint64_t stored_bytes = 0;
     std::uint64_t made_bytes = 0;
@@ -136,6 +152,7 @@ class StatisticsHub {
   const std::shared_ptr<std::vector<BandwidthMeter>> meters_;
   std::atomic<std::uint64_t> requests_{0};
   std::atomic<std::uint64_t> requests_failed_{0};
+  mutable std::array<Shard, shard_count> shards_;
 
   mutable std::mutex mutex_;  // guards what follows; lanes never take it
   std::vector<std::shared_ptr<LaneStatistics>> lanes_;

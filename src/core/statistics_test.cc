@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -53,6 +54,42 @@ TEST(Statistics, are_kept_by_engine_and_route) {
   EXPECT_EQ(mapped.latency_average_seconds, 0);
   EXPECT_EQ(mapped.latency_p999_seconds, 0);
   EXPECT_EQ(mapped.bandwidth_effective, 0);
+}
+
+TEST(Statistics, of_callers_add_up_whatever_threads_they_are) {
+  StatisticsHub hub({"posix"});
+  constexpr std::uint64_t calls = 2000;
+  const TimePoint start = Clock::now();
+  std::array<std::thread, 6> threads;
+  for (std::thread& thread : threads) {
+    thread = std::thread([&] {
+      for (std::uint64_t i = 1; i <= calls; ++i) {
+        hub.count_call(0, Route::cached, 4096, 500, start + std::chrono::microseconds(i));
+        if (i % 100 != 0) continue;
+        EXPECT_LE(hub.snapshot().requests, threads.size() * calls);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const Statistics statistics = hub.snapshot();
+  EXPECT_EQ(statistics.requests, threads.size() * calls);
+  ASSERT_EQ(statistics.routes.size(), 1U);
+  EXPECT_EQ(statistics.routes[0].operations, threads.size() * calls);
+  EXPECT_EQ(statistics.routes[0].bytes, threads.size() * calls * 4096);
+  hub.reset();
+  hub.count_call(0, Route::cached, 1, 500, Clock::now());
+  EXPECT_EQ(hub.snapshot().requests, 1U);
+  EXPECT_EQ(hub.snapshot().routes[0].bytes, 1U);
+}
+
+TEST(Statistics, of_one_caller_count_the_time_of_all_its_calls) {
+  StatisticsHub hub({"posix"});
+  TurnedClock clock;
+  for (int i = 0; i < 1000; ++i) {
+    clock.turn_by(std::chrono::microseconds(1));
+    hub.count_call(0, Route::cached, 1000, 1000, Clock::now());
+  }
+  EXPECT_NEAR(hub.snapshot().routes[0].bandwidth_effective, 1e9, 1e7);
 }
 
 TEST(Statistics, effective_bandwidth_counts_only_time_with_work) {

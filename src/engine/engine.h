@@ -74,6 +74,8 @@ class Engine {
   // Null where it makes no difference to an engine whether it knew the memory before.
   virtual Memory* memory() { return nullptr; }
   virtual Result<std::unique_ptr<Queue>> make_queue(const QueueOptions& options) = 0;
+  // Runs the Op to its end on the caller's thread. REQUIRES: Description::inline_queue.
+  virtual Done run_here(const Op&) { return {.code = Code::unsupported}; }
   // Nothing for the system's own numbers, and for those of others.
   virtual std::optional<Meaning> meaning_of(std::int32_t) const { return std::nullopt; }
 };

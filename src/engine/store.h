@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "penstock/gpu.h"
 #include "penstock/result.h"
@@ -36,6 +37,10 @@ class PageCache {
   // Reads the range through the page cache, discards it, and tells how long that took; nothing if it failed. For
   // guessing where is_resident has no answer either. At most 64 KiB. Not asked of a server's.
   virtual std::optional<double> timed_read_seconds(std::uint64_t offset, std::uint64_t length) const = 0;
+  // Copies the range into memory as far as it is in the page cache without a gap from its beginning on, and returns how
+  // many bytes that were; does not wait for a disk. Nothing where the store can't do that, or a server would have to be
+  // asked. Of what is not there, the kernel may begin to read something.
+  virtual std::optional<std::uint64_t> read_cached(std::uint64_t, std::span<std::byte>) { return std::nullopt; }
   // Starts reading the range into the page cache.
   virtual Status prefetch(std::uint64_t offset, std::uint64_t length) = 0;
   // Lets go of clean cached pages of the range. Does not wait.

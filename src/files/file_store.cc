@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -49,6 +50,7 @@ FileStore::FileStore(OpenedFile&& file)
       asks_cachestat_(!is_remote(info_.locality) || info_.writable || counts_as_owner(buffered_fd())),
       checks_path_(info_.kind == StoreKind::file && !file.replacement),
       name_is_new_(file.name_is_new),
+      reads_cached_(!is_remote(info_.locality)),
       replacement_(std::move(file.replacement)) {}
 
 // Before anything of the file is read.
@@ -117,6 +119,23 @@ std::optional<double> FileStore::timed_read_seconds(std::uint64_t offset, std::u
   const ssize_t got = ::pread(buffered_fd(), sample.data(), bytes, static_cast<off_t>(offset));
   if (got < 0 || (got == 0 && bytes > 0)) return std::nullopt;
   return seconds_between(begin, Clock::now());
+}
+
+std::optional<std::uint64_t> FileStore::read_cached(std::uint64_t offset, std::span<std::byte> memory) {
+  if (!reads_cached_.load(std::memory_order_relaxed) || !addressable(offset, memory.size())) return std::nullopt;
+  const int flags = info_.locality == Locality::memory ? 0 : RWF_NOWAIT;
+  std::uint64_t done = 0;
+  while (done < memory.size()) {
+    const iovec place{memory.data() + done, memory.size() - done};
+    const ssize_t got = ::preadv2(buffered_fd(), &place, 1, static_cast<off_t>(offset + done), flags);
+    if (got > 0) {
+      done += static_cast<std::uint64_t>(got);
+      continue;
+    }
+    if (got < 0 && (errno == EOPNOTSUPP || errno == ENOSYS)) reads_cached_.store(false, std::memory_order_relaxed);
+    break;
+  }
+  return done;
 }
 
 Status FileStore::prefetch(std::uint64_t offset, std::uint64_t length) {

@@ -5,6 +5,7 @@
 // Thread safety: as engine::Store. Lifetime: as engine::Store; an uncommitted Access::replace is removed with it.
 #pragma once
 
+#include <atomic>
 #include <mutex>
 
 #include "base/once.h"
@@ -38,6 +39,7 @@ class FileStore : public engine::Store, private engine::PageCache, private engin
   std::optional<std::uint64_t> resident_bytes(std::uint64_t offset, std::uint64_t length) const override;
   std::optional<bool> is_resident(std::uint64_t offset) const override;
   std::optional<double> timed_read_seconds(std::uint64_t offset, std::uint64_t length) const override;
+  std::optional<std::uint64_t> read_cached(std::uint64_t offset, std::span<std::byte> memory) override;
   Status prefetch(std::uint64_t offset, std::uint64_t length) override;
   void drop(std::uint64_t offset, std::uint64_t length) override;
 
@@ -60,6 +62,7 @@ class FileStore : public engine::Store, private engine::PageCache, private engin
   const bool checks_path_;  // whether the name must go on meaning this file
   std::mutex writer_mutex_;
   bool name_is_new_;
+  std::atomic<bool> reads_cached_;  // the file system reads what is cached, and nothing else, if it is asked to
   std::unique_ptr<Replacement> replacement_;
 };
 

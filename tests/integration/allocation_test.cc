@@ -74,9 +74,9 @@ TEST_P(Allocations, of_a_read_do_not_grow_with_its_length) {
   const Store store = context_->open(path_).value();
   const auto read = [&](std::size_t length) { ASSERT_TRUE(context_->read(store, 0, destination(length)).ok()); };
   read(size_bytes);
-  const std::uint64_t of_short = fewest_allocations([&] { read(4 << 20); });
+  const std::uint64_t of_short = fewest_allocations([&] { read(16 << 20); });  // callers copy shorter ones
   const std::uint64_t of_long = fewest_allocations([&] { read(size_bytes); });
-  EXPECT_LE(of_long, of_short + few) << "4 MiB: " << of_short << " allocations, 64 MiB: " << of_long;
+  EXPECT_LE(of_long, of_short + few) << "16 MiB: " << of_short << " allocations, 64 MiB: " << of_long;
   EXPECT_LE(of_short, 40U);
 }
 
@@ -112,7 +112,7 @@ TEST_P(Allocations, of_a_small_read_on_the_callers_thread_are_a_handful) {
   const Store store = context_->open(path_).value();
   const auto read = [&] { ASSERT_TRUE(context_->read(store, 4096, destination(4096)).ok()); };
   read();
-  EXPECT_LE(fewest_allocations(read), 20U);
+  EXPECT_LE(fewest_allocations(read), GetParam().cache == Cache::automatic ? 0U : 20U);
 }
 
 }  // namespace

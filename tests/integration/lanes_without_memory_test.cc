@@ -368,7 +368,9 @@ TEST(LaneOfAThrowingEngine, ends_its_requests_and_goes_on) {
   std::vector<std::byte> memory(file_bytes);
   const Range range{&store, 0, Region::host(memory.data(), file_bytes)};
   const auto by_lane = [&] { return carry_out(context, Direction::read, {&range, 1}); };
-  const auto by_caller = [&] { return told_by(context.read(store, 0, range.memory.part(0, 4096))); };
+  const auto by_caller = [&] {
+    return told_by(context.read(store, 0, range.memory.part(0, 4096), {.as_opened = true}));
+  };
   for (std::atomic<bool>* const call : {&throws.submit, &throws.poll}) {
     for (const std::function<Code()>& read : {std::function<Code()>(by_lane), std::function<Code()>(by_caller)}) {
       *call = true;

@@ -89,8 +89,20 @@ TEST_P(WithoutMemory, no_buffer_is_given) {
 
 TEST_P(WithoutMemory, reads_are_refused_or_done) {
   for (const std::size_t length : {std::size_t{4096}, size_bytes}) {
-    try_every_allocation([&] { return code_of(context_.read(store_, 0, memory_.region().part(0, length))); });
+    const RequestOptions by_lanes{.as_opened = true};
+    try_every_allocation([&] { return code_of(context_.read(store_, 0, memory_.region().part(0, length), by_lanes)); });
   }
+}
+
+TEST_P(WithoutMemory, short_cached_reads_are_done) {
+  ASSERT_TRUE(context_.read(store_, 0, memory_.region().part(0, 4096)).ok());  // what is made once is made
+  const FailingAllocation failing(0, GetParam());
+  for (int i = 0; i < 3; ++i) {
+    const Report report = context_.read(store_, 0, memory_.region().part(0, 4096));
+    EXPECT_TRUE(report.ok());
+    EXPECT_EQ(report.routes[static_cast<std::size_t>(Route::cached)], 4096U);
+  }
+  EXPECT_FALSE(failing.happened());
 }
 
 TEST_P(WithoutMemory, requests_are_refused_or_done) {

@@ -89,6 +89,24 @@ TEST_P(TornReads, are_not_called_done) {
   }
 }
 
+// By their callers, where lanes would gain nothing.
+TEST_P(TornReads, of_half_the_file_are_not_called_done) {
+  constexpr int rounds = 24;
+  options_.lanes = 1;
+  Context context = make_context();
+  const Store store = context.open(path_).value();
+  const LongWrites writes = write_uniform_versions();
+  for (int i = 0; i < rounds; ++i) {
+    const Report report = context.read(store, size / 2, memory_.region().part(0, size / 2));
+    if (!report.ok()) {
+      ASSERT_EQ(report.error->code, Code::changed) << message_of(report);
+      continue;
+    }
+    const std::byte* const data = memory_.region().data;
+    ASSERT_EQ(std::memcmp(data, data + 1, size / 2 - 1), 0) << "in round " << i;
+  }
+}
+
 TEST_P(TornReads, are_not_called_done_if_a_table_is_opened_during_a_write) {
   constexpr std::size_t row_bytes = 4096;
   constexpr int rounds = 40;

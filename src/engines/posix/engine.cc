@@ -5,6 +5,7 @@
 #include "files/inline_queue.h"
 #include "files/may_wait.h"
 #include "files/shared_read_team.h"
+#include "files/transfer.h"
 
 namespace penstock::posix {
 namespace {
@@ -23,6 +24,8 @@ class Engine : public engine::Engine {
     if (!file) return std::nullopt;
     return made(std::move(*file));
   }
+
+  engine::Done run_here(const engine::Op& op) override { return files::transfer(op); }
 
   Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions& options) override {
     if (options.depth == 0) return Error{Code::invalid_argument, 0, "a queue of depth 0", "ask for at least 1"};

@@ -8,6 +8,7 @@
 #include "files/inline_queue.h"
 #include "files/may_wait.h"
 #include "files/shared_read_team.h"
+#include "files/transfer.h"
 
 namespace penstock::uring {
 namespace {
@@ -39,6 +40,8 @@ class Engine : public engine::Engine {
   }
 
   engine::Memory* memory() override { return &registry_; }
+
+  engine::Done run_here(const engine::Op& op) override { return files::transfer(op); }
 
   Result<std::unique_ptr<engine::Queue>> make_queue(const engine::QueueOptions& options) override {
     if (options.depth == 0) return Error{Code::invalid_argument, 0, "a queue of depth 0", "ask for at least 1"};
