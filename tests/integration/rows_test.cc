@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "integration/context_fixture.h"
+#include "support/cache_limit.h"
 #include "support/support.h"
 
 namespace penstock::test {
@@ -104,7 +105,23 @@ TEST_F(RowsOfTable, a_cold_row_is_read_once_however_often_it_is_asked_for) {
   EXPECT_EQ(gathered.report.read_bytes - gathered.report.extra_bytes, row_bytes);
 }
 
-TEST_F(RowsOfTable, a_cold_table_is_not_brought_into_the_cache) {
+TEST_F(RowsOfTable, rows_of_a_cold_table_that_fits_are_read_once) {
+  const std::string path = make_table("cold", 40'000);
+  evict(path);
+  if (!context_.open(path).value().info().direct) GTEST_SKIP() << "no direct I/O here";
+  const Rows table = open(path).value();
+  const auto numbers = random_numbers<std::uint64_t>(500, 40'000);
+  const auto first = table.gather(numbers, Domain::host()).value();
+  EXPECT_TRUE(holds_rows(first.buffer.bytes(), numbers));
+  EXPECT_EQ(bytes_by(first.report.reading, Route::direct), 0U) << first.report.reading.reason;
+  const auto second = table.gather(numbers, Domain::host()).value();
+  EXPECT_TRUE(holds_rows(second.buffer.bytes(), numbers));
+  EXPECT_EQ(second.report.cold_rows, 0U);
+}
+
+TEST_F(RowsOfTable, a_cold_table_that_does_not_fit_is_not_brought_into_the_cache) {
+  const CacheLimit limit(1);
+  context_ = make_context();
   const std::string path = make_table("cold", 40'000);
   evict(path);
   const Store store = context_.open(path).value();

@@ -10,6 +10,9 @@ namespace {
 // Places of cold rows between others are filled with zeros and read over: a long copy costs less than many short ones.
 constexpr std::uint64_t bridged_bytes_most = 16 << 10;
 
+// As much as a lane takes at once.
+constexpr std::uint64_t copied_here_bytes_most = 1 << 20;
+
 // Of the rows from `first` on, those that have a source.
 std::vector<Positions> runs_with_source(std::span<const std::byte* const> sources, std::size_t first) {
   std::vector<Positions> runs;
@@ -96,10 +99,45 @@ Result<Filling::Sources> Filling::sources_of(const Positions& rows, const Sorted
   return sources;
 }
 
+bool Filling::is_filled_here(std::span<const Positions> runs) const {
+  const Region& memory = errand_.memory;
+  const bool may_be = count_of(runs) * errand_.row_bytes() <= copied_here_bytes_most &&
+                      memory.domain.host_accessible() && memory.data != nullptr && memory.size_bytes != 0 &&
+                      errand_.deadline_seconds() == 0;
+  // A request refuses memory that can't be, or is partly a Buffer's.
+  return may_be && hold_memory(memory) == hold_memory(memory.part(memory.size_bytes - 1, 1));
+}
+
+// By the caller, who would wait for a lane for longer than for the copies.
+Status Filling::fill_here(const Fill& fill, const Positions& rows, std::span<const Positions> runs,
+                          std::size_t bridged) {
+  const std::uint64_t row_bytes = errand_.row_bytes();
+  const auto held = hold_memory(errand_.memory);
+  const auto begin = Errand::Clock::now();
+  Report report;
+  for (const Positions& run : runs) {
+    const Region memory = errand_.memory.part(run.first * row_bytes, run.count * row_bytes);
+    Status made = fill.make((run.first - rows.first) * row_bytes, {memory.data, memory.size_bytes});
+    if (!made) return made;
+    report.bytes += memory.size_bytes;
+  }
+  report.outcome = Outcome::done;
+  report.seconds = std::chrono::duration<double>(Errand::Clock::now() - begin).count();
+  report.cpu_seconds = report.seconds;
+  report.routes[static_cast<std::size_t>(Route::made)] = report.bytes;
+  report.engine = "made";
+  report.reason = "by the caller";
+  errand_.table.context().count_mapped(report.bytes, report.seconds);
+  add(report_, report);
+  in_place_bytes_ += report.bytes - bridged * row_bytes;
+  return {};
+}
+
 Status Filling::fill(std::unique_ptr<const Fill> fill, const Positions& rows, std::span<const Positions> runs,
                      std::shared_ptr<const void> held, std::size_t bridged) {
   const std::uint64_t row_bytes = errand_.row_bytes();
   Context& context = errand_.table.context();
+  if (is_filled_here(runs)) return fill_here(*fill, rows, runs, bridged);
   auto store = context.open(
       Recipe{.name = "rows of " + errand_.table.layout()->name,
              .size_bytes = rows.count * row_bytes,

@@ -38,6 +38,8 @@ class Filling {
 
   Result<Sources> sources_of(const Positions& rows, const Sorted& sorted) const;
   // What is `held` stays as long as lanes may use it. `bridged` of the rows will be read over.
+  bool is_filled_here(std::span<const Positions> runs) const;
+  Status fill_here(const Fill& fill, const Positions& rows, std::span<const Positions> runs, std::size_t bridged);
   Status fill(std::unique_ptr<const Fill> fill, const Positions& rows, std::span<const Positions> runs,
               std::shared_ptr<const void> held, std::size_t bridged = 0);
 

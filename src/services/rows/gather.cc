@@ -206,12 +206,8 @@ class Gather {
   }
 
   Status submit(std::span<const Range> ranges, Ticket& ticket) {
-    RequestOptions request = errand_.request_options();
-    // They are cold: lanes need not ask about each.
-    Context& context = errand_.table.context();
-    if (context.options().cache == penstock::Cache::automatic) request.cache = penstock::Cache::bypass;
     has_begun_ = true;
-    auto submitted = context.submit(Direction::read, ranges, request);
+    auto submitted = errand_.table.context().submit(Direction::read, ranges, errand_.request_options());
     if (!submitted) return std::move(submitted).error();
     ticket = std::move(*submitted);
     return {};
@@ -245,6 +241,40 @@ class Gather {
   }
 
   Status await(Begun& begun) {
+    const std::uint64_t through_cache = bytes_through_cache();
+    const std::uint64_t all = report_.reading.bytes;
+    if (Status status = await_tickets(begun); !status) return status;
+    const bool are_cached_now = report_.reading.bytes - all == bytes_through_cache() - through_cache;
+    if (are_cached_now) note_read(begun.turn);
+    return {};
+  }
+
+  std::uint64_t bytes_through_cache() const {
+    std::uint64_t bytes = 0;
+    for (const Route route : {Route::cached, Route::buffered, Route::cached_staged, Route::buffered_staged}) {
+      bytes += report_.reading.routes[static_cast<std::size_t>(route)];
+    }
+    return bytes;
+  }
+
+  // The next gather copies them from the mapping.
+  void note_read(const Turn& turn) const {
+    const Table& table = errand_.table;
+    std::vector<Residency::Span> spans;
+    for (std::size_t i = 0; i < turn.plan.extents.size(); ++i) {
+      const ColdExtent& extent = turn.plan.extents[i];
+      const std::uint64_t offset = extent.is_straight
+                                       ? table.layout()->parts[extent.part].offset_of(turn.cold[extent.first].row)
+                                       : extent.offset;
+      spans.push_back({offset, extent.is_straight ? errand_.row_bytes() : extent.length});
+      const bool is_last_of_part = i + 1 == turn.plan.extents.size() || turn.plan.extents[i + 1].part != extent.part;
+      if (!is_last_of_part) continue;
+      if (Residency* const residency = table.shard(extent.part).residency()) residency->note_read(spans);
+      spans.clear();
+    }
+  }
+
+  Status await_tickets(Begun& begun) {
     if (Status status = await(begun.by_scratch); !status) return status;
     for (Ticket& ticket : begun.straight) {
       const std::uint64_t bytes_before = report_.reading.bytes;

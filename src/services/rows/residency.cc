@@ -150,6 +150,16 @@ void Residency::forget() {
   whole_look_.store(Time::min().time_since_epoch().count(), std::memory_order_relaxed);
 }
 
+void Residency::note_read(std::span<const Span> spans) {
+  const std::lock_guard lock(mutex_);
+  for (const Span& span : spans) {
+    const std::uint64_t last = (std::min(span.offset + span.length, end_) - 1 - begin_) / page_bytes_;
+    for (std::uint64_t page = (std::max(span.offset, begin_) - begin_) / page_bytes_; page <= last; ++page) {
+      set(page, true);
+    }
+  }
+}
+
 void Residency::map(std::span<const Span> spans, const GoesOn& goes_on) const {
   std::vector<Span> turns;
   std::uint64_t bytes = 0;

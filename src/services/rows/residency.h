@@ -47,6 +47,8 @@ class Residency {
   void look(std::span<const std::size_t> stretches, const GoesOn& goes_on = always);
   // The next gather looks again.
   void forget();
+  // These bytes were just read through the page cache.
+  void note_read(std::span<const Span> spans);
 
   // Whether all pages are there.
   bool is_whole() const { return resident_pages_.load(std::memory_order_relaxed) == pages_; }
