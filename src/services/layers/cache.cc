@@ -106,9 +106,6 @@ Status Cache::lay_out_all(const Model& model) {
     groups_[i].layout = std::move(*layout);
     groups_[i].tensors.resize(infos_[i].tensors.size());
   }
-  std::uint64_t wanted_bytes = 0;
-  for (const Group& group : groups_) wanted_bytes += group.layout.wanted_bytes;
-  keeps_ = context_.options().cache == penstock::Cache::automatic && wanted_bytes <= Machine::detect().memory_bytes / 2;
   return {};
 }
 

@@ -147,7 +147,6 @@ class Cache {
   // Submits the load of a group that has a slot. Called without the lock, which it takes.
   void launch(std::uint32_t group);
   Result<Ticket> submit(const Group& group, const Region& memory);
-  std::optional<penstock::Cache> page_cache_of(const Group& group) const;
   // Ends the load of a group if its request has.
   void settle(std::uint32_t group);
   void settle_all();
@@ -184,7 +183,6 @@ class Cache {
   const std::vector<TensorGroup> infos_;
   std::unordered_map<std::string_view, std::size_t> by_name_;
   const double half_life_;
-  bool keeps_ = false;  // what is loaded for a second time, in the page cache
   ForkGuard fork_guard_;
   std::mutex stores_mutex_;  // never taken before mutex_ is let go
   models::FileStores stores_;

@@ -100,18 +100,13 @@ Result<Ticket> Cache::submit(const Group& group, const Region& memory) {
     }
     RequestOptions options;
     options.as_opened = true;
-    options.cache = page_cache_of(group);
+    options.cache = options_.cache;
     options.on_end = [bell = bell_, streams = group.streams](const Report& report) {
       if (report.ok()) streams->let_go();
       bell->ring();
     };
     return context_.submit(Direction::read, list.ranges(), options);
   });
-}
-
-std::optional<penstock::Cache> Cache::page_cache_of(const Group& group) const {
-  if (options_.cache || !keeps_ || group.report.loads == 0) return options_.cache;
-  return penstock::Cache::keep;
 }
 
 void Cache::launch(std::uint32_t number) {
