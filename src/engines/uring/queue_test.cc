@@ -5,6 +5,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -13,6 +14,7 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <future>
 #include <set>
 #include <thread>
@@ -94,6 +96,33 @@ class UringQueue : public testing::Test {
   std::unique_ptr<engine::Engine> engine_ = make_engine();
   const files::BlockFile file_{block, blocks};
 };
+
+TEST_F(UringQueue, leaves_it_to_other_threads_to_zero_memory_that_was_never_touched) {
+  const auto store = open(file_.name());
+  const auto lane = queue();
+  read_all(*lane, *store, Path::buffered);
+  const auto faults = [] {
+    rusage usage{};
+    ::getrusage(RUSAGE_THREAD, &usage);
+    return usage.ru_minflt;
+  };
+  for (const Path path : {Path::buffered, Path::direct}) {
+    if (path == Path::direct && !store->info().direct) continue;
+    void* const fresh = ::mmap(nullptr, file_.size_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(fresh, MAP_FAILED);
+    ::madvise(fresh, file_.size_bytes(), MADV_NOHUGEPAGE);
+    const Op op{.path = path,
+                .store = store.get(),
+                .length = file_.size_bytes(),
+                .memory = static_cast<std::byte*>(fresh),
+                .cookie = 1};
+    const auto before = faults();
+    EXPECT_EQ(run(*lane, op).bytes, file_.size_bytes());
+    EXPECT_LT(faults() - before, static_cast<long>(blocks / 4));
+    EXPECT_EQ(std::memcmp(fresh, file_.memory(), file_.size_bytes()), 0);
+    ::munmap(fresh, file_.size_bytes());
+  }
+}
 
 TEST_F(UringQueue, reads_by_every_path_whether_memory_is_attached_or_not) {
   const auto store = open(file_.name());
