@@ -79,7 +79,7 @@ TEST_F(NoThreads, for_lanes_fail_requests_by_name_until_there_are_some) {
 
 TEST_F(NoThreads, for_more_lanes_leave_the_work_to_those_that_run) {
   open(posix::make_engine());
-  ASSERT_TRUE(read(bytes_of_one_lane).ok());
+  ASSERT_EQ(submit(bytes_of_one_lane).wait(), Outcome::done);
   const NoMoreThreads none;
   EXPECT_TRUE(read(read_bytes).ok());
   EXPECT_TRUE(holds_content(memory_, 1, 0));
