@@ -17,6 +17,7 @@ constexpr std::uint64_t window_ns = 100'000'000;
 constexpr unsigned window_byte_bits = 40;  // a window of 1.1 TB; its number repeats after 19 days
 // Of callers' counters: how long they may hold back what the bandwidth is made of.
 constexpr Duration publish_period = std::chrono::milliseconds(1);
+constexpr int shard_tries = 10'000;
 constexpr std::uint64_t latest_windows = 16;
 constexpr std::uint64_t window_byte_mask = (std::uint64_t{1} << window_byte_bits) - 1;
 
@@ -186,7 +187,10 @@ void StatisticsHub::count_call(std::size_t engine, Route route, std::uint64_t by
 // What was counted since.
 void StatisticsHub::publish_shards() const {
   for (Shard& shard : shards_) {
-    while (shard.is_busy.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
+    // In a forked child its holder may have stayed with the parent.
+    int tries = 0;
+    while (shard.is_busy.exchange(true, std::memory_order_acquire) && ++tries < shard_tries) std::this_thread::yield();
+    if (tries == shard_tries) continue;
     if (shard.counters) shard.counters->publish(Clock::now());
     shard.is_busy.store(false, std::memory_order_release);
   }
