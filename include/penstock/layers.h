@@ -79,8 +79,8 @@ struct LayersOptions {
   std::uint64_t ahead_bytes = 256 << 20;
   // How long `acquire` waits for a load, or for somebody to release a group.
   double deadline_seconds = 100;
-  // How loads use the page cache; nothing: as the Context does. Where that is automatic, files that fit stay in the page
-  // cache.
+  // How loads use the page cache; nothing: as the Context does. Where that is automatic, files that fit stay in the
+  // page cache.
   std::optional<Cache> cache = {};
   // Groups are first expected one after the other. Otherwise nothing is expected before it was used.
   bool in_order = true;
