@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/fork_safe_mutex.h"
 #include "files/mount.h"
 
 namespace penstock::files {
@@ -70,7 +71,7 @@ class ByMount {
  private:
   static constexpr std::size_t most_known = 256;
 
-  std::mutex mutex_;
+  ForkSafeMutex mutex_;
   std::vector<std::pair<MountMark, T>> known_;
   std::uint64_t generation_ = 0;  // of what is known
   MountChanges changes_;

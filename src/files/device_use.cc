@@ -19,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/fork_safe_mutex.h"
 #include "base/unique_fd.h"
 #include "files/may_wait.h"
 
@@ -86,7 +87,7 @@ class ProcFile {
   }
 
   const What what_;
-  std::mutex mutex_;
+  ForkSafeMutex mutex_;
   int fd_ = -1;
 };
 

@@ -23,10 +23,11 @@ UniqueFd find_in_memory(const char* path) {
   return UniqueFd(static_cast<int>(::syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof how)));
 }
 
+// Not within the function: a child that is forked while a thread makes it there would wait for that thread.
+ByMount<bool> known_locality;
 bool is_local(int fd, const FileStatus& status) {
-  static ByMount<bool> known;
   if (!status.mount) return false;
-  return known
+  return known_locality
       .of(fd, status.mount,
           [&]() -> std::optional<bool> {
             const auto mount = mount_of(fd);

@@ -120,9 +120,10 @@ struct MountFacts {
   FileSystem file_system;
   DiskFacts disk;  // of those of this machine
 };
+// Not within the function: a child that is forked while a thread makes it there would wait for that thread.
+ByMount<MountFacts> known_facts;
 std::optional<MountFacts> mount_facts(int fd, const FileStatus& status) {
-  static ByMount<MountFacts> known;
-  return known.of(fd, status.mount, [&]() -> std::optional<MountFacts> {
+  return known_facts.of(fd, status.mount, [&]() -> std::optional<MountFacts> {
     struct statfs system = {};
     if (::fstatfs(fd, &system) != 0) return std::nullopt;
     MountFacts facts{file_system_from_magic(static_cast<std::uint32_t>(system.f_type)), {}};

@@ -81,7 +81,7 @@ TEST_F(OpenFile, looks_up_what_belongs_to_a_mount_once) {
   };
   if (!reads_so_far()) GTEST_SKIP() << "the kernel does not count system calls";
   const auto file = open_file(name, {});
-  const auto status = status_of(file->buffered.get());
+  const auto status = files::status_of(file->buffered.get());
   if (!status || !status->mount) GTEST_SKIP() << "the kernel does not tell mounts";
   EXPECT_EQ(reads_of_opening(Access::read), 0U);
   const auto lists_loop_devices = [] {

@@ -1,6 +1,5 @@
 #include "services/rows/guard.h"
 
-#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 
@@ -9,6 +8,8 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+
+#include "base/fork_safe_mutex.h"
 
 namespace penstock::rows {
 namespace {
@@ -30,7 +31,7 @@ struct Other {
 std::array<Other, 32> others;
 std::size_t others_count = 0;
 std::atomic<const Other*> foremost_other = nullptr;
-std::mutex others_mutex;
+ForkSafeMutex others_mutex;
 
 // A signal that this thread is handing on.
 struct HandingOn {
