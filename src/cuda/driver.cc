@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/fork_safe_mutex.h"
 #include "base/log.h"
 #include "cuda/quiet.h"
 
@@ -253,8 +254,11 @@ Current::~Current() {
 
 namespace {
 
-std::mutex process_mutex;
+ForkSafeMutex process_mutex;
 Driver* process_driver = nullptr;  // never freed: see above
+// That there is no such library. It is looked for once, which takes the loader a while: programs that run without a
+// driver ask for it often.
+std::optional<Error> process_has_none;
 
 }  // namespace
 
@@ -271,6 +275,7 @@ Result<Driver*> Driver::get() {
   const std::scoped_lock lock(process_mutex);
   Driver*& driver = process_driver;
   if (driver == nullptr) {
+    if (process_has_none) return *process_has_none;
     auto loaded = load();
     if (!loaded) return loaded.error();
     driver = loaded->release();
@@ -285,8 +290,9 @@ Result<std::unique_ptr<Driver>> Driver::load() {
   void* library = ::dlopen(library_name, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* reason = ::dlerror();
-    return no_driver(reason != nullptr ? reason : library_name,
-                     "install NVIDIA's driver; in a container, start it with GPU support (--gpus all)");
+    process_has_none = no_driver(reason != nullptr ? reason : library_name,
+                                 "install NVIDIA's driver; in a container, start it with GPU support (--gpus all)");
+    return *process_has_none;
   }
   std::unique_ptr<Driver> driver(new Driver);
   RelaxedApi& api = driver->api_;

@@ -96,7 +96,8 @@ class Current {
 
 class Driver {
  public:
-  // Loads and initializes it on the first call. Code::no_device with the reason where that fails.
+  // Loads and initializes it on the first call. Code::no_device with the reason where that fails. A process that finds
+  // no library of the driver does not look again.
   static Result<Driver*> get();
 
   // A GPU that this process uses already, or null. Loads nothing.
