@@ -116,6 +116,8 @@ class PENSTOCK_EXPORT Kinds {
   const std::string& store() const;       // its name
   // The size of a block that LBAs count.
   std::uint64_t block_bytes() const;
+  // Where the store is, as far as speed is concerned; `network` while it is not open.
+  Locality locality() const;
   // Reads the dictionary again, and opens the store again. Calls that miss a kind or a record do so by themselves.
   Status refresh() const;
 

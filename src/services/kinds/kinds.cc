@@ -84,6 +84,11 @@ const std::string& Kinds::store() const {
   return table_ ? table_->store_name() : none;
 }
 
+Locality Kinds::locality() const {
+  if (!table_) return Locality::network;
+  const auto state = table_->state();
+  return state->store ? state->store.info().locality : Locality::network;
+}
 std::uint64_t Kinds::block_bytes() const {
   return table_ ? table_->state()->dictionary.block_bytes : 0;
 }

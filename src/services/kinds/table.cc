@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
 #include <filesystem>
 #include <utility>
 
@@ -161,7 +162,7 @@ Result<std::shared_ptr<Table>> Table::create(Context& context, const std::string
   if (!lock) return lock.error();
   if (const auto there = context.open(*path); there || there.error().code != Code::not_found) {
     if (!there) return there.error();
-    return Error{Code::in_use, 0, *path + " is there already", "open it, or remove it first"};
+    return Error{Code::in_use, EEXIST, *path + " is there already", "open it, or remove it first"};
   }
   auto opened = context.open(store, for_reading());
   if (!opened && opened.error().code == Code::not_found && !has_scheme(store)) {

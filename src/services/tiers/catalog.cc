@@ -328,7 +328,7 @@ Result<std::unique_ptr<Catalog>> Catalog::create(const std::string& path, const 
     const auto unfinished =
         is_new ? Result<std::int64_t>(1) : pragma(*database, "SELECT count(*) FROM about WHERE key = 'unfinished'");
     if (!unfinished || *unfinished == 0) {
-      return Error{Code::in_use, 0, path + " exists already", "use it as it is, or name another catalog"};
+      return Error{Code::in_use, EEXIST, path + " exists already", "use it as it is, or name another catalog"};
     }
     auto opened = UnitLocks::open(path);
     if (!opened) return std::move(opened).error();

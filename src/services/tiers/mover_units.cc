@@ -83,7 +83,7 @@ Status Mover::add(UnitRow unit, const PathBeneath& path) {
     const auto known = catalog_.unit(unit.name);
     if (!known) return known.error();
     if (*known)
-      return Error{Code::in_use, 0, "there is a unit " + shown(unit.name) + " already", "choose another name"};
+      return Error{Code::in_use, EEXIST, "there is a unit " + shown(unit.name) + " already", "choose another name"};
     const auto id = catalog_.insert_unit(unit);
     if (!id) return id.error();
     work.unit.id = *id;

@@ -228,7 +228,8 @@ Status Service::add(const std::string& path, std::string_view given, std::string
     return Error{Code::in_use, 0, shown(*name) + " is being added by another process", "wait until it is there"};
   }
   if (*known) {
-    return Error{Code::in_use, 0, "there is a unit " + shown(*name) + " already", "remove it first, or replace it"};
+    return Error{Code::in_use, EEXIST, "there is a unit " + shown(*name) + " already",
+                 "remove it first, or replace it"};
   }
   if (Status free = catalog_->check_free(*name); !free) return free;
   if (Status free = check_no_other_has(*name, tier); !free) return free;
