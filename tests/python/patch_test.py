@@ -22,7 +22,8 @@ import safetensors.torch  # noqa: E402
 from safetensors import safe_open as imported_by_name  # noqa: E402, F401
 
 ORIGINALS = {"safe_open": safetensors.safe_open, "load_file": safetensors.torch.load_file,
-             "save_model": safetensors.torch.save_model, "load_model": safetensors.torch.load_model}
+             "save_model": safetensors.torch.save_model, "load_model": safetensors.torch.load_model,
+             "save": safetensors.torch.save, "deserialize": safetensors.deserialize}
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def patched():
     penstock.patch()
     yield
     penstock.unpatch()
-    assert safetensors.safe_open is ORIGINALS["safe_open"]
+    assert safetensors.safe_open is ORIGINALS["safe_open"] and safetensors.deserialize is ORIGINALS["deserialize"]
     assert all(getattr(safetensors.torch, name) is original for name, original in ORIGINALS.items())
 
 
@@ -168,8 +169,7 @@ def test_errors_are_of_both_families(patched, path, tmp_path):
     (tmp_path / "bad").write_bytes(b"bad")
     for call in (lambda: safetensors.safe_open(tmp_path / "bad", "pt"),
                  lambda: safetensors.torch.load_file(tmp_path / "bad"),
-                 lambda: safetensors.safe_open(path, "pt").get_tensor("nowhere"),
-                 lambda: safetensors.safe_open(path, "pt").get_slice("a")[9]):
+                 lambda: safetensors.safe_open(path, "pt").get_tensor("nowhere")):
         with pytest.raises(safetensors.SafetensorError) as caught:
             call()
         assert isinstance(caught.value, penstock.Error)
@@ -379,6 +379,83 @@ def test_files_that_only_safetensors_takes_are_left_to_it(patched, tmp_path):
     assert safetensors.numpy.load(path.read_bytes())["a"].tolist() == [1, 2, 3]
     with safetensors.safe_open(path, "np") as file:
         assert file.get_tensor("a").tolist() == [1, 2, 3]
+
+
+def test_a_link_is_replaced_by_what_is_saved(patched, tmp_path):
+    """In the cache of the Hugging Face hub it leads to a blob that other revisions share."""
+    (tmp_path / "blobs").mkdir()
+    blob, link = tmp_path / "blobs" / "digest", tmp_path / "model.safetensors"
+    for save in (lambda: safetensors.torch.save_file({"a": torch.ones(2)}, link),
+                 lambda: safetensors.torch.save_file({"a": torch.ones(2)}, filename=str(link)),
+                 lambda: safetensors.numpy.save_file({"a": numpy.ones(2, numpy.float32)}, link),
+                 lambda: safetensors.torch.save_model(torch.nn.Linear(1, 1), str(link))):
+        blob.write_bytes(b"of others")
+        link.unlink(missing_ok=True)
+        link.symlink_to("blobs/digest")
+        save()
+        assert blob.read_bytes() == b"of others" and not link.is_symlink()
+        assert penstock.load_file(link, copy=True)
+    link.unlink()
+    link.symlink_to("blobs/digest")
+    with pytest.raises(ValueError):
+        safetensors.torch.save_file({"a": 3}, link)
+    assert link.is_symlink() and sorted(os.listdir(tmp_path)) == ["blobs", "model.safetensors"]
+
+
+def test_bytes_are_saved_and_taken_apart_too(patched, tmp_path):
+    tensors = {"a": torch.arange(12.0).reshape(3, 4), "b": torch.ones(5, dtype=torch.bfloat16)}
+    assert safetensors.torch.save is not ORIGINALS["save"] and safetensors.deserialize is not ORIGINALS["deserialize"]
+    for metadata in (None, {"x": "y"}):
+        assert safetensors.torch.save(tensors, metadata) == ORIGINALS["save"](tensors, metadata)
+    arrays = {"a": numpy.arange(3)}
+    assert safetensors.numpy.save(arrays) == penstock.numpy.save(arrays)
+    plain = safetensors.torch.save(tensors)
+    assert safetensors.deserialize(plain) == ORIGINALS["deserialize"](plain)
+    penstock.save_file({"w": (torch.randn(1 << 16) / 50).to(torch.bfloat16)}, tmp_path / "packed", packed=True)
+    [(name, about)] = safetensors.deserialize((tmp_path / "packed").read_bytes())
+    weights = penstock.load_file(tmp_path / "packed")["w"]
+    assert name == "w" and bytes(about["data"]) == weights.view(torch.uint8).numpy().tobytes()
+    with pytest.raises(safetensors.SafetensorError):
+        safetensors.deserialize(b"bad")
+
+
+def test_patching_lasts_as_long_as_its_block(path):
+    with penstock.patch():
+        assert safetensors.torch.load_file is not ORIGINALS["load_file"]
+        with penstock.patch(share=False, copy=True):
+            assert not is_mapped(safetensors.torch.load_file(path)["a"], path)
+        assert is_mapped(safetensors.torch.load_file(path)["a"], path)
+    assert safetensors.torch.load_file is ORIGINALS["load_file"]
+
+
+def test_patching_again_changes_the_options(path):
+    penstock.patch()
+    try:
+        kept = safetensors.torch.load_file
+        penstock.patch(copy=True)
+        assert not is_mapped(kept(path)["a"], path)
+        with pytest.raises(penstock.InvalidError, match="exclude each other"):
+            penstock.patch(copy=True, share=True)
+        with pytest.raises(TypeError, match="context must be"):
+            penstock.patch(context="a context")
+        assert not is_mapped(kept(path)["a"], path)
+    finally:
+        penstock.unpatch()
+
+
+def test_only_what_safetensors_calls_its_error_is_one(patched, path, tmp_path):
+    shared = torch.ones(3)
+    for call, theirs in ((lambda: safetensors.torch.load_file(tmp_path / "missing"), FileNotFoundError),
+                         (lambda: safetensors.safe_open(tmp_path / "missing", "pt"), FileNotFoundError),
+                         (lambda: safetensors.torch.save_file({"a": 3}, tmp_path / "x"), ValueError),
+                         (lambda: safetensors.torch.save_file({"a": shared, "b": shared}, tmp_path / "x"), RuntimeError),
+                         (lambda: safetensors.safe_open(path, "pt").get_slice("a")[9], IndexError)):
+        with pytest.raises(theirs) as caught:
+            call()
+        assert isinstance(caught.value, penstock.Error) and not isinstance(caught.value, safetensors.SafetensorError)
+    with pytest.raises(penstock.NotFoundError) as caught:
+        penstock.load_file(tmp_path / "missing")  # not theirs to judge
+    assert not isinstance(caught.value, safetensors.SafetensorError)
 
 
 def test_patching_twice_is_patching_once(path):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._context import Context, default_context, read_into, read_into_async
-from ._errors import (DeniedError, DirectoryError, Error, InvalidError, MismatchError, MissingKeyError, NoMemoryError, NotFoundError,
+from ._errors import (DeniedError, DirectoryError, Error, ExistsError, InvalidError, MismatchError, MissingKeyError, NoMemoryError, NotFoundError,
                       RangeError, StateError, TimedOutError, TransferError, UnsupportedError)
 from ._filling import load_into
 from ._gpu_queues import GpuArray, GpuQueues, GpuServer, include_dir
@@ -24,7 +24,8 @@ from ._rows import Rows, RowsReport
 from ._rows_plan import RowsPlan
 from ._safe_open import safe_open
 from ._saving import save_file
-from ._stores import Store, open
+from ._stores import Store
+from ._stores import open as open
 from ._streaming import Stream, stream
 from ._tiers import Tiers
 
@@ -32,11 +33,11 @@ SafetensorError = Error  # by the name that programs which use safetensors catch
 
 __version__: str = _core.version()
 
-__all__ = [
-    "Checked", "Context", "DeniedError", "DirectoryError", "Error", "GpuArray", "GpuQueues", "GpuServer", "InvalidError", "Kind", "Kinds", "Layers", "MismatchError", "MissingKeyError", "NoMemoryError",
+__all__ = [  # without `open`, which would take the place of Python's own
+    "Checked", "Context", "DeniedError", "DirectoryError", "Error", "ExistsError", "GpuArray", "GpuQueues", "GpuServer", "InvalidError", "Kind", "Kinds", "Layers", "MismatchError", "MissingKeyError", "NoMemoryError",
     "NotFoundError", "RangeError", "Report", "Rows", "RowsPlan", "RowsReport", "SafetensorError", "StateError", "Store", "Stream", "TensorSpec", "Tensors", "Tiers", "TimedOutError",
     "TransferError", "UnsupportedError", "default_context", "deserialize",
-    "doctor", "engines", "gpus", "include_dir", "load_file", "load_file_async", "load_into", "load_models", "open", "patch", "read_into", "read_into_async",
+    "doctor", "engines", "gpus", "include_dir", "load_file", "load_file_async", "load_into", "load_models", "patch", "read_into", "read_into_async",
     "safe_open", "save_file", "serialize", "serialize_file", "stream", "unpatch", "verify",
 ]
 

@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 from . import _core
 from ._context import Context, context_of
-from ._errors import make
+from ._errors import make, naming
 
 
 def engines(context: Optional[Context] = None) -> list[dict[str, Any]]:
@@ -44,5 +44,6 @@ def doctor(path: Any = None) -> dict[str, Any]:
                    "run it in a shell") from None
     if "error" in said:
         error = said["error"]
-        raise make(error["code"], error.get("system_error", 0), error["message"], error.get("hint", ""))
+        with naming(path):
+            raise make(error["code"], error.get("system_error", 0), error["message"], error.get("hint", ""))
     return said

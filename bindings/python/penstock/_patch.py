@@ -3,14 +3,18 @@ through Penstock."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
 import sys
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence
 
 from . import _errors
-from ._models import Tensors
+from ._arguments import truth
+from ._context import Context, context_of
+from ._memory_file import deserialize as our_deserialize
+from ._models import Tensors, how_to_map
 from ._packed import is_packed
 from ._safe_open import Slice
 from ._safe_open import safe_open as ours
@@ -21,41 +25,59 @@ MODULE = "model", "filename", "strict", "device"
 # What safetensors may judge otherwise, or in words that programs look for.
 JUDGED_TWICE = _errors.InvalidError, _errors.NotFoundError, _errors.UnsupportedError
 
-# How safetensors does it: files are mapped, wherever they lie, and tensors share no storage.
-OPTIONS = {"share": True, "own_storage": True, "copy": None, "context": None}
-
 Pairs = list[tuple[Any, Any]]  # what safetensors has, and what stands in its place
 _replaced: Pairs = []
+_count = itertools.count()
 
 
-def patch(**options: Any) -> None:
-    """Replaces load_file, load, save_file, load_model, save_model and safe_open of safetensors, also where they were
-    imported by name.
+class Patched:
+    """What patch() returns: at the end of a `with` block all is as it was before."""
 
-    Other frameworks and devices still go to safetensors, packed files apart: it would give bytes for weights. Errors are SafetensorErrors with safetensors' words; `message`
-    and `hint` have Penstock's. Each tensor has its own storage, as with safetensors, because some programs compare
-    storages. Tensors on the CPU share the page cache: workers that load the same file have one copy of it.
+    def __init__(self, before: Optional[dict[str, Any]]) -> None:
+        self._before = before  # options that were in force; None: it was not patched
 
-    `options` are those of penstock.safe_open, for every file that is opened: `patch(share=False)` copies instead. If
-    safetensors is already patched, nothing changes.
+    def __enter__(self) -> Patched:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        if self._before is None:
+            unpatch()
+        else:
+            _watcher.options.update(self._before)
+
+
+def patch(*, share: Optional[bool] = None, own_storage: bool = True, copy: bool = False,
+          context: Optional[Context] = None) -> Patched:
+    """Replaces safe_open, deserialize, load_file, load, save_file, save, load_model and save_model of safetensors, also
+    where they were imported by name. Used with `with`, until the end of the block.
+
+    Other frameworks and devices still go to safetensors, packed files apart: it would give bytes for weights. Errors are
+    of safetensors' classes, with its words; `message` and `hint` have Penstock's. Each tensor has its own storage, as
+    with safetensors, because some programs compare storages. Tensors on the CPU share the page cache: workers that load
+    the same file have one copy of it.
+
+    The options are those of penstock.safe_open, for every file that is opened: `share=False` copies instead, as does
+    `copy=True`. If safetensors is already patched, they replace those that were given before.
     """
-    unknown = options.keys() - OPTIONS.keys()
-    if unknown:
-        raise TypeError(f"patch() has no option {sorted(unknown)[0]!r}: give {', '.join(OPTIONS)}")
+    share = not copy if share is None else share
+    how_to_map(copy, share)  # refuses what excludes each other
+    options = {"share": share, "own_storage": truth("own_storage", own_storage), "copy": copy, "context": context}
+    if context is not None:
+        context_of(context)  # refuses what is none
     if _watcher in sys.meta_path:
-        return
+        before = dict(_watcher.options)
+        _watcher.options.update(options)
+        return Patched(before)
     if _first in sys.meta_path:  # or the import below would patch before we do
         sys.meta_path.remove(_first)
-    import safetensors
+    import safetensors  # noqa: F401
 
-    if options.get("copy"):
-        options.setdefault("share", False)
-    _watcher.options = {**{name: value for name, value in OPTIONS.items() if value is not None}, **options}
-    _errors.also = safetensors.SafetensorError
+    _watcher.options.update(options)
     sys.meta_path.insert(0, _watcher)
     for name in PAIRS:
         if name in sys.modules:
             _replace(name)
+    return Patched(None)
 
 
 def unpatch() -> None:
@@ -64,7 +86,6 @@ def unpatch() -> None:
         sys.meta_path.remove(_watcher)
     _swap({id(ours): theirs for theirs, ours in _replaced})
     _replaced.clear()
-    _errors.also = None
 
 
 def patch_when_imported() -> None:
@@ -117,7 +138,10 @@ def _replace(module: str) -> None:
 def _opening_pairs(options: Mapping[str, Any]) -> Pairs:
     import safetensors
 
-    return [(safetensors.safe_open, _safe_open(safetensors.safe_open, options))]
+    return [
+        (safetensors.safe_open, _safe_open(safetensors.safe_open, options)),
+        (safetensors.deserialize, _deserializing(safetensors.deserialize)),
+    ]
 
 
 def _numpy_pairs(options: Mapping[str, Any]) -> Pairs:
@@ -129,6 +153,7 @@ def _numpy_pairs(options: Mapping[str, Any]) -> Pairs:
         (theirs.load_file, _fitting(theirs.load_file, ours.load_file, FILE, options)),
         (theirs.load, _loading_bytes(theirs.load, ours.load)),
         (theirs.save_file, _saving(theirs.save_file, ours.save_file, "tensor_dict")),
+        (theirs.save, _saving_bytes(theirs.save, ours.save)),
     ]
 
 
@@ -141,6 +166,7 @@ def _torch_pairs(options: Mapping[str, Any]) -> Pairs:
         (theirs.load_file, _fitting(theirs.load_file, ours.load_file, FILE, options)),
         (theirs.load, _loading_bytes(theirs.load, functools.partial(ours.load, own_storage=True))),
         (theirs.save_file, _saving(theirs.save_file, ours.save_file, "tensors")),
+        (theirs.save, _saving_bytes(theirs.save, ours.save)),
         (theirs.load_model, _fitting(theirs.load_model, ours.load_model, MODULE, options)),
         (theirs.save_model, _saving(theirs.save_model, ours.save_model, "model")),
     ]
@@ -206,7 +232,7 @@ def _ours_or_theirs(ours: Callable[[], Any], theirs: Callable[[], Any],
         return ours()
     except _errors.Error as error:
         if not isinstance(error, JUDGED_TWICE) and error.code != "truncated" or packed():
-            raise
+            raise _of_theirs(error) from None
         mine = error
     try:
         return theirs()
@@ -214,9 +240,21 @@ def _ours_or_theirs(ours: Callable[[], Any], theirs: Callable[[], Any],
         raise _worded(mine, error) from None
 
 
+def _of_theirs(error: _errors.Error) -> _errors.Error:
+    """A SafetensorError, which is what they raise for files that can't be read."""
+    import safetensors
+
+    return error if isinstance(error, MemoryError) else _errors.as_joined(error, safetensors.SafetensorError)
+
+
 def _worded(mine: _errors.Error, theirs: Exception) -> Exception:
-    """Our error with their words, where it is of their class too; else theirs, with ours as its cause."""
-    if isinstance(mine, type(theirs)):
+    """Our error with their words, and a SafetensorError just where theirs is one. Where it is of another class than
+    theirs, theirs with ours as its cause."""
+    import safetensors
+
+    if isinstance(theirs, safetensors.SafetensorError):
+        mine = _of_theirs(mine)
+    if isinstance(mine, (type(theirs), safetensors.SafetensorError)):
         mine.words = theirs.words if isinstance(theirs, _errors.Error) and theirs.words else str(theirs)
         return mine
     theirs.__cause__ = mine
@@ -263,8 +301,9 @@ class _Asking(ours):
         try:
             return super()._check_open()
         except _errors.StateError as error:
-            error.words = "File is closed"
-            raise
+            closed = _of_theirs(error)
+            closed.words = "File is closed"
+            raise closed from None
 
     def get_tensor(self, name: str) -> Any:
         return _ours_or_theirs(lambda: ours.get_tensor(self, name), lambda: self._reopen().get_tensor(name),
@@ -310,8 +349,9 @@ def _refuse_packed(given: dict[str, Any]) -> None:
     if is_packed(given.get("filename")):
         wanted = ", ".join(f"{key} {str(given[key])!r}" for key in ("framework", "device")
                            if key in given and not _is_ours(given[key]))
-        raise _errors.make("unsupported", 0, f"{given['filename']} is packed, and Penstock does not load it for {wanted}",
-                           "load it with torch or NumPy to the CPU or a CUDA device, or use `penstock unpack`")
+        raise _of_theirs(_errors.make(
+            "unsupported", 0, f"{given['filename']} is packed, and Penstock does not load it for {wanted}",
+            "load it with torch or NumPy to the CPU or a CUDA device, or run `penstock unpack` in a shell"))
 
 
 def _is_ours(place: Any) -> bool:
@@ -322,17 +362,65 @@ def _is_ours(place: Any) -> bool:
 
 def _saving(theirs: Callable[..., Any], ours: Callable[..., Any], name: str) -> Callable[..., None]:
     """Ours, where all that is saved lies where we can reach it; else theirs. `name` is that of the first argument."""
+    names = name, "filename", "metadata", "force_contiguous"
 
     @functools.wraps(theirs)
     def save(*arguments: Any, **named: Any) -> None:
-        saved = arguments[0] if arguments else named.get(name)
-        if not all(_is_ours(getattr(tensor, "device", None)) for tensor in _tensors_of(saved)):
+        given = {**dict(zip(names, arguments)), **named}
+        if "filename" not in given or not _is_saved_here(given.get(name)):
             theirs(*arguments, **named)
             return
         # As safetensors leaves it: written, and synced when the system likes.
-        _ours_or_theirs(lambda: ours(*arguments, **named, durable=False), lambda: theirs(*arguments, **named))
+        with _beside_link(given["filename"]) as filename:
+            _ours_or_theirs(lambda: ours(**{**given, "filename": filename}, durable=False),
+                            lambda: theirs(*arguments, **named))
 
     return save
+
+
+def _saving_bytes(theirs: Callable[..., bytes], ours: Callable[..., bytes]) -> Callable[..., bytes]:
+    @functools.wraps(theirs)
+    def save(tensors: Any, metadata: Any = None) -> bytes:
+        if not _is_saved_here(tensors):
+            return theirs(tensors, metadata)
+        saved: bytes = _ours_or_theirs(lambda: ours(tensors, metadata), lambda: theirs(tensors, metadata))
+        return saved
+
+    return save
+
+
+def _deserializing(theirs: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Theirs copies the bytes once, and ours twice: it is only needed where they are packed."""
+    @functools.wraps(theirs)
+    def deserialize(bytes: Any) -> Any:
+        if not is_packed(bytes):
+            return theirs(bytes)
+        return _ours_or_theirs(lambda: our_deserialize(bytes), lambda: theirs(bytes), lambda: True)
+
+    return deserialize
+
+
+@contextlib.contextmanager
+def _beside_link(filename: Any) -> Iterator[Any]:
+    """Under which name to save. A link is replaced by what was saved: where it leads to may be a file of others, such as a
+    blob in the cache of the Hugging Face hub."""
+    if not isinstance(filename, (str, os.PathLike)) or not os.path.islink(filename):
+        yield filename
+        return
+    folder, name = os.path.split(os.fsdecode(filename))
+    written = os.path.join(folder, f".{name[:100]}.{os.getpid()}.{next(_count)}")
+    try:
+        yield written
+        if os.path.exists(written):  # otherwise safetensors has saved it
+            os.replace(written, filename)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(written)
+        raise
+
+
+def _is_saved_here(saved: Any) -> bool:
+    return all(_is_ours(getattr(tensor, "device", None)) for tensor in _tensors_of(saved))
 
 
 def _tensors_of(saved: Any) -> Iterable[Any]:

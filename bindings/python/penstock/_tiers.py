@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional, Union
@@ -10,7 +11,7 @@ from . import _core
 from ._arguments import natural, seconds, truth
 from ._closing import Closing
 from ._context import Context, context_of
-from ._errors import MissingKeyError, NotFoundError, invalid, make
+from ._errors import MissingKeyError, NotFoundError, invalid, make, missing_key, naming
 from ._streaming import size_in_bytes
 
 # Told how far a move is: name, source, target, step ("copying", "verifying", "paused", "done", "failed"), bytes, bytes in all. An
@@ -125,7 +126,8 @@ class Tiers(Closing):
     """
 
     def __init__(self, catalog: Any = None, *, wait_seconds: float = 10, flush_seconds: float = 5) -> None:
-        self._core = _core.open_tiers(_bytes_of(catalog), seconds("wait_seconds", wait_seconds), seconds("flush_seconds", flush_seconds))
+        with naming(catalog):
+            self._core = _core.open_tiers(_bytes_of(catalog), seconds("wait_seconds", wait_seconds), seconds("flush_seconds", flush_seconds))
 
     @classmethod
     def create(cls, tiers: Optional[Mapping[str, TierSpec]] = None, policy: Optional[Mapping[str, float]] = None, *,
@@ -142,8 +144,9 @@ class Tiers(Closing):
             "tiers": [_configured(name, spec) for name, spec in tiers.items()],
             **({} if policy is None else {"policy": dict(policy)})})
         self = cls.__new__(cls)
-        self._core = _core.create_tiers(text, truth("adopt", adopt), _bytes_of(catalog),
-                                        seconds("wait_seconds", wait_seconds), seconds("flush_seconds", flush_seconds))
+        with naming(catalog):
+            self._core = _core.create_tiers(text, truth("adopt", adopt), _bytes_of(catalog),
+                                            seconds("wait_seconds", wait_seconds), seconds("flush_seconds", flush_seconds))
         return self
 
     def close(self) -> None:
@@ -170,11 +173,13 @@ class Tiers(Closing):
 
     def remove_tier(self, name: str) -> None:
         """Forgets a tier without units; its folder stays."""
-        self._open().remove_tier(name)
+        with _missing():
+            self._open().remove_tier(name)
 
     def probe(self, tier: str) -> None:
         """Measures reading and writing, and asks whether GPU memory is reached without staging."""
-        self._open().probe(tier)
+        with _missing():
+            self._open().probe(tier)
 
     def import_unit(self, name: Any, *, checksum: bool = False) -> None:
         """Takes a file or directory that lies in the folder of a tier into the catalog, where it is."""
@@ -187,19 +192,23 @@ class Tiers(Closing):
     def add(self, path: Any, name: Any, tier: str = "", *, bytes_per_second: Any = 0,
             progress: Optional[Progress] = None) -> None:
         """Copies a file or directory from elsewhere into a tier; without one, the fastest with room."""
-        self._open().add(os.fsencode(path), os.fsencode(name), tier, _rate(bytes_per_second), progress)
+        with naming(path):
+            self._open().add(os.fsencode(path), os.fsencode(name), tier, _rate(bytes_per_second), progress)
 
     def remove(self, name: Any) -> None:
         """Deletes a unit, with its bytes."""
-        self._open().remove(os.fsencode(name))
+        with _missing():
+            self._open().remove(os.fsencode(name))
 
     def forget(self, name: Any) -> None:
         """Forgets a unit. Its file stays where it is."""
-        self._open().forget(os.fsencode(name))
+        with _missing():
+            self._open().forget(os.fsencode(name))
 
     def pin(self, name: Any, tier: Optional[str]) -> None:
         """It moves to this tier with the next rebalance, and stays there; None undoes that."""
-        self._open().pin(os.fsencode(name), tier or "")
+        with _missing():
+            self._open().pin(os.fsencode(name), tier or "")
 
     def units(self, *, tier: str = "", prefix: Any = "", page: int = 1000) -> Iterator[Unit]:
         """All units by their names, or those of a tier, or those whose names begin so; `page` at a time."""
@@ -216,15 +225,13 @@ class Tiers(Closing):
 
     def __getitem__(self, name: Any) -> Unit:
         """What the catalog says of a unit."""
-        try:
+        with _missing():
             return Unit(**self._open().find(os.fsencode(name)))
-        except NotFoundError as error:
-            raise make(error.code, error.system_error, error.message, error.hint, class_=MissingKeyError) from None
 
     def __contains__(self, name: Any) -> bool:
         try:
             self[name]
-        except NotFoundError:
+        except MissingKeyError:
             return False
         return True
 
@@ -234,7 +241,8 @@ class Tiers(Closing):
 
     def path_of(self, name: Any) -> str:
         """Where a unit lies, or a file within one. It may move: open it soon. Counts as an access."""
-        path: str = self._open().path_of(os.fsencode(name))
+        with _missing():
+            path: str = self._open().path_of(os.fsencode(name))
         return path
 
     def place(self, size: Any) -> Placement:
@@ -243,7 +251,8 @@ class Tiers(Closing):
 
     def why(self, name: Any) -> Placement:
         """Where a unit belongs now, and why."""
-        return Placement(**self._open().why(os.fsencode(name)))
+        with _missing():
+            return Placement(**self._open().why(os.fsencode(name)))
 
     def plan(self) -> list[PlannedMove]:
         """What `rebalance` would move now."""
@@ -251,11 +260,13 @@ class Tiers(Closing):
 
     def move(self, name: Any, tier: str, *, bytes_per_second: Any = 0, progress: Optional[Progress] = None) -> MoveReport:
         """Moves a unit."""
-        return MoveReport(**self._open().move(os.fsencode(name), tier, _rate(bytes_per_second), progress))
+        with _missing():
+            return MoveReport(**self._open().move(os.fsencode(name), tier, _rate(bytes_per_second), progress))
 
     def auto_tier(self, name: Any, *, bytes_per_second: Any = 0, progress: Optional[Progress] = None) -> Placement:
         """Decides where a unit belongs, moves it there, and returns the decision."""
-        return Placement(**self._open().auto_tier(os.fsencode(name), _rate(bytes_per_second), progress))
+        with _missing():
+            return Placement(**self._open().auto_tier(os.fsencode(name), _rate(bytes_per_second), progress))
 
     def rebalance(self, *, bytes_per_second: Any = 0, progress: Optional[Progress] = None) -> MoveReport:
         """Plans and moves."""
@@ -299,6 +310,17 @@ class Tiers(Closing):
 
     def _closed_error(self) -> Exception:
         return make("closed", 0, "the Tiers are closed", "open them again")
+
+
+@contextlib.contextmanager
+def _missing() -> Iterator[None]:
+    """A block that asks for a unit or a tier by its name."""
+    try:
+        yield
+    except NotFoundError as error:
+        if error.system_error:  # a file is missing
+            raise
+        raise missing_key(error.message, error.hint) from None
 
 
 def _configured(name: str, spec: TierSpec) -> dict[str, Any]:
