@@ -7,9 +7,15 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
+#include <climits>
+#include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -18,6 +24,7 @@
 #include "gil.h"
 #include "penstock/gpu.h"
 #include "penstock/machine.h"
+#include "starting.h"
 #include "waiting.h"
 
 namespace nb = nanobind;
@@ -66,35 +73,176 @@ struct PythonEndings {
   const std::shared_ptr<Endings> shared = std::make_shared<Endings>();
 };
 
+// Where a read goes, and from where; a write the other way round.
+struct Wanted {
+  bool writes = false;
+  bool durable = false;
+  std::optional<std::uint64_t> offset;  // none: 0
+  bool in_blocks = false;               // `offset` and `count` count blocks of the store
+  std::optional<std::uint64_t> size_bytes;
+  std::optional<std::uint64_t> count;
+  Region memory;
+  bool on_some_gpu = false;  // which one is still to be asked
+  std::optional<std::uintptr_t> stream;
+};
+
+Result<std::uint64_t> in_bytes(const StoreInfo& info, const char* what, std::uint64_t blocks) {
+  if (info.block_bytes == 0) {
+    return Error{Code::invalid_argument, 0, info.name + ": has no blocks to count", "give offset and size in bytes"};
+  }
+  std::uint64_t bytes = 0;
+  if (__builtin_mul_overflow(blocks, std::uint64_t{info.block_bytes}, &bytes)) {
+    return Error{Code::invalid_argument, 0, info.name + ": " + what + " " + std::to_string(blocks) + " overflows",
+                 "give one within the store"};
+  }
+  return bytes;
+}
+
+Result<Range> range_of(const Store& store, const Wanted& wanted) {
+  Range range{&store, wanted.offset.value_or(0), wanted.memory};
+  std::uint64_t size_bytes = wanted.size_bytes.value_or(wanted.memory.size_bytes);
+  if (wanted.in_blocks) {
+    auto offset = in_bytes(store.info(), "lba", range.offset);
+    if (!offset) return std::move(offset).error();
+    range.offset = *offset;
+  }
+  if (wanted.count) {
+    auto bytes = in_bytes(store.info(), "count", *wanted.count);
+    if (!bytes) return std::move(bytes).error();
+    size_bytes = *bytes;
+  }
+  if (size_bytes > wanted.memory.size_bytes) {
+    return Error{Code::invalid_argument, 0,
+                 "the memory has " + std::to_string(wanted.memory.size_bytes) + " bytes, not the " +
+                     std::to_string(size_bytes) + " requested",
+                 "give larger memory"};
+  }
+  if (wanted.on_some_gpu && size_bytes != 0) {
+    // Starts CUDA, if nothing has yet.
+    auto region = find_cuda_region(wanted.memory.data, wanted.memory.size_bytes);
+    if (!region) return std::move(region).error();
+    range.memory.domain = region->domain;
+  }
+  range.memory.size_bytes = size_bytes;
+  return range;
+}
+
+// A read or a write that is started, perhaps on a thread of Starters.
+class Start {
+ public:
+  Start(std::shared_ptr<Context> context, Wanted wanted) : context_(std::move(context)), wanted_(wanted) {}
+
+  // Opens the store, where none is given, and submits. `done` is called when the request has ended, or could not begin.
+  void run(const Store* opened, const std::string& path, const std::function<void()>& done) {
+    try {
+      begin(opened, path, done);
+    } catch (const std::bad_alloc&) {
+      const std::scoped_lock lock(mutex_);
+      if (has_begun() || is_cancelled_) return;
+      end_with({Code::out_of_memory, 0, "no memory to begin the request", "free some"}, done);
+    }
+  }
+
+  // Whether it has begun, or never will, by then.
+  bool wait_for_begin(std::chrono::nanoseconds time) {
+    std::unique_lock lock(mutex_);
+    return begun_.wait_for(lock, time, [this] { return has_begun() || is_cancelled_; });
+  }
+  // From now on it does not begin; where it has begun, its request.
+  Ticket prevent() {
+    const std::scoped_lock lock(mutex_);
+    is_cancelled_ = true;
+    begun_.notify_all();
+    return ticket_;
+  }
+  // REQUIRES: it has begun.
+  const Ticket& ticket() const { return ticket_; }
+  const std::optional<Error>& error() const { return error_; }
+  std::uint64_t all_bytes() const { return all_bytes_; }
+  bool ended() {
+    const std::scoped_lock lock(mutex_);
+    return is_cancelled_ || error_ || (ticket_ && ticket_.ended());
+  }
+
+ private:
+  void begin(const Store* opened, const std::string& path, const std::function<void()>& done) {
+    const Result<Store> store = opened != nullptr ? Result<Store>(*opened) : context_->open(path);
+    const Result<Range> range = store ? range_of(*store, wanted_) : Result<Range>(store.error());
+    const std::scoped_lock lock(mutex_);
+    if (is_cancelled_) return;  // and its memory may be gone
+    if (!range) return end_with(range.error(), done);
+    RequestOptions options;
+    options.durable = wanted_.writes && wanted_.durable;
+    if (done) options.on_end = [done](const Report&) { done(); };
+    if (wanted_.stream && range->memory.size_bytes != 0) {
+      options.stream = CudaStream{reinterpret_cast<void*>(*wanted_.stream)};
+    }
+    options.stream_waits = false;  // the caller waits for the end, which orders it before later work
+    auto ticket = context_->submit(wanted_.writes ? Direction::write : Direction::read, {&*range, 1}, options);
+    if (!ticket) return end_with(ticket.error(), done);
+    all_bytes_ = range->memory.size_bytes;
+    ticket_ = std::move(*ticket);
+    context_.reset();
+    begun_.notify_all();
+  }
+  void end_with(Error error, const std::function<void()>& done) {
+    error_ = std::move(error);
+    context_.reset();
+    begun_.notify_all();
+    if (done) done();
+  }
+  bool has_begun() const { return ticket_ || error_; }
+
+  std::mutex mutex_;  // held while the request begins
+  std::condition_variable begun_;
+  std::shared_ptr<Context> context_;  // until then
+  const Wanted wanted_;
+  bool is_cancelled_ = false;
+  Ticket ticket_;
+  std::optional<Error> error_;
+  std::uint64_t all_bytes_ = 0;
+};
+
 // A read under way, with a reference to the object whose memory it fills.
 class Reading {
  public:
-  Reading(std::weak_ptr<Context> context, Ticket ticket, std::uint64_t all_bytes, nb::object memory)
-      : context_(std::move(context)), ticket_(std::move(ticket)), all_bytes_(all_bytes), memory_(std::move(memory)) {}
+  Reading(std::weak_ptr<Context> context, std::shared_ptr<Start> start, nb::object memory)
+      : context_(std::move(context)), start_(std::move(start)), memory_(std::move(memory)) {}
   Reading(Reading&&) = default;
   Reading& operator=(Reading&&) = delete;
   ~Reading() {
-    if (!ticket_) return;
-    if (!ticket_.ended()) cancel();
-    if (ticket_.outcome() == Outcome::abandoned) keep_abandoned(std::move(context_), std::move(memory_));
+    if (!start_) return;
+    cancel();
+    const Ticket ticket = start_->prevent();
+    if (ticket && ticket.outcome() == Outcome::abandoned) keep_abandoned(std::move(context_), std::move(memory_));
   }
 
-  bool ended() const { return ticket_.ended(); }
-  nb::dict wait(nb::handle progress) {
-    wait_or_cancel(ticket_, all_bytes_, progress);
-    const Report report = ticket_.report();
+  bool ended() const { return start_->ended(); }
+  nb::object wait(nb::handle progress) {
+    while (!without_gil([&] { return start_->wait_for_begin(wait_slice); })) {
+      if (PyErr_CheckSignals() != 0) {
+        cancel();
+        throw nb::python_error();
+      }
+    }
+    if (start_->error()) raise(*start_->error());
+    Ticket ticket = start_->ticket();
+    if (!ticket) raise({Code::cancelled, 0, "the request was cancelled before it began", {}});
+    wait_or_cancel(ticket, start_->all_bytes(), progress);
+    const Report report = ticket.report();
     if (!report.ok()) raise(*report.error, to_dict(report));
-    return to_dict(report);
+    return to_python(report);
   }
   void cancel() {
+    Ticket ticket = start_->prevent();
+    if (!ticket || ticket.ended()) return;
     const WithoutGil released;
-    while (!ticket_.ended()) ticket_.cancel();  // on a starved machine one may not be enough
+    while (!ticket.ended()) ticket.cancel();  // on a starved machine one may not be enough
   }
 
  private:
   std::weak_ptr<Context> context_;  // which, when it closes, ends the read
-  Ticket ticket_;
-  std::uint64_t all_bytes_;
+  std::shared_ptr<Start> start_;    // shared with the thread that starts it
   nb::object memory_;
 };
 
@@ -122,40 +270,135 @@ HeldStore open_store(PythonContext& self, const nb::bytes& path, const std::stri
   return HeldStore(open(*self.get(), path, options));
 }
 
-struct Place {
-  std::uint64_t offset = 0;
-  bool in_blocks = false;  // `offset` counts blocks of the store
-};
-
-std::uint64_t offset_in(const StoreInfo& info, Place place) {
-  if (!place.in_blocks) return place.offset;
-  if (info.block_bytes == 0) {
-    raise({Code::invalid_argument, 0, info.name + ": has no blocks to count", "give offset and size in bytes"});
+Report transfer_now(Context& context, const Store& store, const Wanted& wanted) {
+  const auto range = range_of(store, wanted);
+  if (!range) {
+    Report report;
+    report.outcome = Outcome::failed;
+    report.error = range.error();
+    return report;
   }
-  std::uint64_t bytes = 0;
-  if (__builtin_mul_overflow(place.offset, std::uint64_t{info.block_bytes}, &bytes)) {
-    raise({Code::invalid_argument, 0, info.name + ": lba " + std::to_string(place.offset) + " overflows",
-           "give one within the store"});
-  }
-  return bytes;
+  return context.transfer(wanted.writes ? Direction::write : Direction::read, {&*range, 1},
+                          {.durable = wanted.writes && wanted.durable});
 }
 
-Reading transfer(PythonContext& self, const HeldStore& store, bool writes, bool durable, std::uint64_t offset,
-                 bool in_blocks, std::uintptr_t pointer, std::size_t size_bytes, const std::string& domain,
-                 std::optional<std::uintptr_t> stream, nb::object memory, const PythonEndings* endings,
-                 std::uint64_t number) {
+Report finished(Report report) {
+  if (!report.ok()) raise(*report.error, to_dict(report));
+  return report;
+}
+
+Wanted wanted_of(bool writes, bool durable, std::optional<std::uint64_t> offset,
+                 std::optional<std::uint64_t> size_bytes, std::optional<std::uint64_t> lba,
+                 std::optional<std::uint64_t> count, std::uintptr_t pointer, std::size_t memory_bytes,
+                 const std::string& domain, std::optional<std::uintptr_t> stream) {
+  Wanted wanted{.writes = writes,
+                .durable = durable,
+                .offset = lba ? lba : offset,
+                .in_blocks = lba.has_value(),
+                .size_bytes = size_bytes,
+                .count = count,
+                .memory = {reinterpret_cast<std::byte*>(pointer), memory_bytes, Domain::host()},
+                .on_some_gpu = domain == "cuda",
+                .stream = stream};
+  if (domain != "host" && !wanted.on_some_gpu) wanted.memory.domain = value_or_raise(Domain::parse(domain));
+  return wanted;
+}
+
+// The report, if the request was so brief that it has ended; otherwise a Reading. With `endings`, the call waits for
+// nothing, and the end is told there as `number`.
+nb::object transfer(PythonContext& self, const nb::bytes& path, const HeldStore* store, bool writes, bool durable,
+                    std::optional<std::uint64_t> offset, std::optional<std::uint64_t> size_bytes,
+                    std::optional<std::uint64_t> lba, std::optional<std::uint64_t> count, std::uintptr_t pointer,
+                    std::size_t memory_bytes, const std::string& domain, std::optional<std::uintptr_t> stream,
+                    nb::object memory, const PythonEndings* endings, std::uint64_t number) {
   const auto context = self.get();
-  const Domain where = value_or_raise(Domain::parse(domain));
-  const Range range{
-      &store, offset_in(store.info(), {offset, in_blocks}), {reinterpret_cast<std::byte*>(pointer), size_bytes, where}};
-  RequestOptions options;
-  options.durable = writes && durable;
-  if (endings != nullptr) options.on_end = [to = endings->shared, number](const Report&) { to->add(number); };
-  if (stream && size_bytes != 0) options.stream = CudaStream{reinterpret_cast<void*>(*stream)};
-  options.stream_waits = false;  // the caller waits for the end, which orders it before later work
-  auto ticket =
-      without_gil([&] { return context->submit(writes ? Direction::write : Direction::read, {&range, 1}, options); });
-  return {context, value_or_raise(std::move(ticket)), size_bytes, std::move(memory)};
+  const Wanted wanted =
+      wanted_of(writes, durable, offset, size_bytes, lba, count, pointer, memory_bytes, domain, stream);
+  const bool is_small = !stream && !wanted.on_some_gpu && wanted.memory.domain == Domain::host();
+  auto start = std::make_shared<Start>(context, wanted);
+  const auto reading = [&] { return nb::cast(Reading(context, start, std::move(memory)), nb::rv_policy::move); };
+  const auto now = [&](Report report) {
+    if (report.outcome == Outcome::abandoned) keep_abandoned(context, std::move(memory));
+    return to_python(finished(std::move(report)));
+  };
+  if (endings == nullptr) {
+    Store opened;
+    if (store == nullptr) opened = open(*context, path);
+    const HeldStore held(store != nullptr ? static_cast<const Store&>(*store) : std::move(opened));
+    if (is_small && is_brief(held.info().locality, wanted.memory.size_bytes)) {
+      return now(without_gil([&] { return transfer_now(*context, held, wanted); }));
+    }
+    without_gil([&] { start->run(&held, {}, {}); });
+    if (start->error()) raise(*start->error());
+    return reading();
+  }
+  auto done = [to = endings->shared, number] { to->add(number); };
+  if (store != nullptr && is_small && is_brief(store->info().locality, wanted.memory.size_bytes)) {
+    // What is in the page cache has ended by then: the loop need not come round for it.
+    constexpr std::chrono::microseconds moment(2);
+    const bool has_ended = without_gil([&] {
+      start->run(store, {}, {});
+      return start->error() || start->ticket().wait_for(moment);
+    });
+    if (start->error()) raise(*start->error());
+    if (has_ended) return now(start->ticket().report());
+    start->ticket().then(std::move(done));
+    Starters::of_process().wait_for(start->ticket());
+    return reading();
+  }
+  auto opened = store == nullptr ? std::nullopt : std::optional<Store>(*store);
+  const bool is_started = Starters::of_process().run([start, opened = std::move(opened), path = to_string(path), done] {
+    start->run(opened ? &*opened : nullptr, path, done);
+  });
+  if (!is_started) {
+    raise({Code::out_of_memory, 0, "no room for another thread",
+           "raise the limit of memory or threads (ulimit -v, ulimit -u)"});
+  }
+  return reading();
+}
+
+// A number of Python that fits; none for all else.
+std::optional<std::uint64_t> plain_number(nb::handle number) {
+  if (!PyLong_CheckExact(number.ptr())) return std::nullopt;
+  const unsigned long long value = PyLong_AsUnsignedLongLong(number.ptr());
+  if (value != ULLONG_MAX || PyErr_Occurred() == nullptr) return value;
+  PyErr_Clear();
+  return std::nullopt;
+}
+
+// What most reads of an open store are, in one call: of a few bytes of a disk of this machine into a buffer, or to an
+// address in host memory. The Report; None if it is no such read: `transfer` does the others, and says what is wrong.
+nb::object read_brief(PythonContext& self, const HeldStore& store, nb::handle target, nb::handle offset,
+                      nb::handle size) {
+  const auto begin = offset.is_none() ? std::optional<std::uint64_t>(0) : plain_number(offset);
+  auto size_bytes = size.is_none() ? std::optional<std::uint64_t>() : plain_number(size);
+  if (!begin || (!size.is_none() && !size_bytes)) return nb::none();
+  Py_buffer view{};
+  std::byte* memory = nullptr;
+  if (const auto address = plain_number(target)) {
+    if (!size_bytes) return nb::none();
+    memory = reinterpret_cast<std::byte*>(*address);
+  } else {
+    if (PyObject_GetBuffer(target.ptr(), &view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) != 0) {
+      PyErr_Clear();
+      return nb::none();
+    }
+    memory = static_cast<std::byte*>(view.buf);
+    if (!size_bytes) size_bytes = static_cast<std::uint64_t>(view.len);
+  }
+  const bool fits = view.obj == nullptr || *size_bytes <= static_cast<std::uint64_t>(view.len);
+  const auto context = fits ? self.get() : nullptr;
+  if (context == nullptr || !is_brief(store.info().locality, *size_bytes)) {
+    PyBuffer_Release(&view);
+    return nb::none();
+  }
+  Report report = without_gil([&] { return context->read(store, *begin, Region::host(memory, *size_bytes)); });
+  if (report.outcome == Outcome::abandoned && view.obj != nullptr) {
+    keep_abandoned(context, nb::borrow(target));  // with the view, for good
+  } else {
+    PyBuffer_Release(&view);
+  }
+  return to_python(finished(std::move(report)));
 }
 
 std::uint64_t prefetch(PythonContext& self, const nb::bytes& path,
@@ -276,9 +519,12 @@ void define_context(nb::module_& module) {
       .def("reset_statistics", [](PythonContext& self) { self.get()->reset_statistics(); })
       .def("open", &open_store, nb::arg("path"), nb::arg("access"), nb::arg("size_bytes"), nb::arg("device_write"),
            nb::arg("serial"), nb::arg("first_block"), nb::arg("blocks"))
-      .def("transfer", &transfer, nb::arg("store"), nb::arg("writes"), nb::arg("durable"), nb::arg("offset"),
-           nb::arg("in_blocks"), nb::arg("pointer"), nb::arg("size_bytes"), nb::arg("domain"), nb::arg("stream").none(),
-           nb::arg("memory").none(), nb::arg("endings").none(), nb::arg("number"))
+      .def("transfer", &transfer, nb::arg("path"), nb::arg("store").none(), nb::arg("writes"), nb::arg("durable"),
+           nb::arg("offset").none(), nb::arg("size_bytes").none(), nb::arg("lba").none(), nb::arg("count").none(),
+           nb::arg("pointer"), nb::arg("memory_bytes"), nb::arg("domain"), nb::arg("stream").none(),
+           nb::arg("memory").none(), nb::arg("endings").none() = nb::none(), nb::arg("number") = 0)
+      .def("read_brief", &read_brief, nb::arg("store"), nb::arg("target"), nb::arg("offset").none(),
+           nb::arg("size").none())
       .def("engines", &engines)
       .def("prefetch", &prefetch, nb::arg("path"), nb::arg("ranges"));
   module.def("gpus", &gpus);

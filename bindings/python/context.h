@@ -58,6 +58,13 @@ class HeldStore : public Store {
 
 [[noreturn]] void raise_closed();
 
+// Requests that a thread may carry out by itself, without asking whether it is interrupted: on a disk of this machine
+// nothing can interrupt it anyway.
+inline bool is_brief(Locality locality, std::uint64_t size_bytes) {
+  constexpr std::uint64_t brief_bytes = 128 << 10;
+  return size_bytes <= brief_bytes && !is_remote(locality);
+}
+
 // Names of files as Python has them: bytes.
 inline std::string to_string(const nanobind::bytes& bytes) {
   return {bytes.c_str(), bytes.size()};

@@ -38,4 +38,16 @@ nb::dict to_dict(const Report& report) {
   return result;
 }
 
+nb::object to_python(const Report& report) {
+  // Never freed: it may be needed until the interpreter ends. The GIL guards it, since to import may let others run.
+  static PyObject* class_ = nullptr;
+  if (class_ == nullptr) class_ = nb::object(nb::module_::import_("penstock._report").attr("Report")).release().ptr();
+  nb::dict routes;
+  for (std::size_t i = 0; i < route_count; ++i) {
+    if (report.routes[i] != 0) routes[text(route_name(static_cast<Route>(i)))] = report.routes[i];
+  }
+  return nb::handle(class_)(text(outcome_name(report.outcome)), report.bytes, report.seconds, routes,
+                            text(report.engine), text(report.reason), text(limit_name(report.limit)));
+}
+
 }  // namespace penstock::python

@@ -25,5 +25,7 @@ inline void check(const Status& status) {
 
 // What penstock/_report.py makes a Report of.
 nanobind::dict to_dict(const Report& report);
+// That Report itself.
+nanobind::object to_python(const Report& report);
 
 }  // namespace penstock::python

@@ -134,16 +134,26 @@ std::vector<std::uint64_t> append(const PythonKinds& self, const std::vector<Pyt
 // (kind, index, count, memory, its bytes, domain)
 using PythonRead = std::tuple<std::uint32_t, std::uint64_t, std::uint64_t, std::uintptr_t, std::size_t, std::string>;
 
-nb::dict read(const PythonKinds& self, const std::vector<PythonRead>& given, double deadline_seconds,
-              nb::object memory) {
+nb::object read(const PythonKinds& self, const std::vector<PythonRead>& given, double deadline_seconds,
+                nb::object memory) {
   const auto context = self.context();
   std::vector<RecordsRead> reads;
   reads.reserve(given.size());
+  std::uint64_t all_bytes = 0;
+  bool is_on_host = true;
   for (const auto& [kind, index, count, pointer, bytes, domain] : given) {
     reads.push_back({{kind, index, count}, region_of(pointer, bytes, domain)});
+    all_bytes += bytes;
+    is_on_host = is_on_host && reads.back().memory.domain == Domain::host();
   }
   RequestOptions options;
   options.deadline_seconds = deadline_seconds;
+  if (is_on_host && is_brief(self.kinds().locality(), all_bytes)) {
+    Report report = without_gil([&] { return self.kinds().read(reads, options); });
+    if (report.outcome == Outcome::abandoned) keep_abandoned(context, std::move(memory));
+    if (!report.ok()) raise(*report.error);
+    return to_python(report);
+  }
   auto ticket = value_or_raise(without_gil([&] { return self.kinds().submit(reads, options); }));
   std::exception_ptr interruption;
   try {
@@ -155,7 +165,7 @@ nb::dict read(const PythonKinds& self, const std::vector<PythonRead>& given, dou
   if (report.outcome == Outcome::abandoned) keep_abandoned(context, std::move(memory));
   if (interruption) std::rethrow_exception(interruption);
   if (!report.ok()) raise(*report.error);
-  return penstock::python::to_dict(report);
+  return to_python(report);
 }
 
 PythonRows rows(const PythonKinds& self, std::uint32_t kind, const PythonRowsOptions& options) {

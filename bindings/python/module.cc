@@ -14,7 +14,7 @@
 #include "rows.h"
 #include "tiers.h"
 
-NB_MODULE(_core, module) {
+NB_MODULE(_core_of_main, module) {
   // The C library ends the process where a thread has no memory for what throws std::bad_alloc in it: so it is made
   // now.
   [[maybe_unused]] volatile int made = std::uncaught_exceptions();  // or the compiler would leave it out
@@ -30,4 +30,13 @@ NB_MODULE(_core, module) {
   penstock::python::define_layers(module);
   penstock::python::define_gpu_queues(module);
   penstock::python::define_tiers(module);
+}
+
+// Classes and exit handlers are of one interpreter. What nanobind does before the above would replace those of the main
+// one, so that comes first.
+extern "C" NB_EXPORT PyObject* PyInit__core() {
+  if (PyInterpreterState_GetID(PyInterpreterState_Get()) == 0) return PyInit__core_of_main();
+  PyErr_SetString(PyExc_ImportError,
+                  "Penstock works in the main interpreter only: import it there, or in another process");
+  return nullptr;
 }

@@ -77,14 +77,20 @@ RowNumbers numbers_of(const Region& memory, unsigned type) {
   return {static_cast<RowNumbers::Type>(type & 7), memory};
 }
 
-nb::dict report_or_raise(const RowsReport& report) {
-  if (report.ok()) return to_dict(report);
-  raise(*report.error);
+// How a gather went, as a dict where that is looked at.
+struct PythonRowsReport {
+  RowsReport report;
+};
+
+PythonRowsReport report_or_raise(RowsReport report) {
+  if (!report.ok()) raise(*report.error);
+  return {std::move(report)};
 }
 
-nb::dict gather(const PythonRows& self, std::uintptr_t numbers, std::size_t numbers_bytes, unsigned type,
-                const std::string& numbers_domain, std::uintptr_t out, std::size_t out_bytes,
-                const std::string& out_domain, bool zeros_for_missing, double deadline_seconds, nb::object memory) {
+PythonRowsReport gather(const PythonRows& self, std::uintptr_t numbers, std::size_t numbers_bytes, unsigned type,
+                        const std::string& numbers_domain, std::uintptr_t out, std::size_t out_bytes,
+                        const std::string& out_domain, bool zeros_for_missing, double deadline_seconds,
+                        nb::object memory) {
   const auto context = self.context();
   const RowNumbers wanted = numbers_of(region_of(numbers, numbers_bytes, numbers_domain), type);
   const Region to = region_of(out, out_bytes, out_domain);
@@ -92,24 +98,25 @@ nb::dict gather(const PythonRows& self, std::uintptr_t numbers, std::size_t numb
   const GatherOptions options{.zeros_for_missing = zeros_for_missing,
                               .deadline_seconds = deadline_seconds,
                               .keep_going = interruption.keep_going()};
-  const RowsReport report = without_gil([&] { return self.rows().gather(wanted, to, options); });
+  RowsReport report = without_gil([&] { return self.rows().gather(wanted, to, options); });
   const bool is_abandoned = report.outcome == Outcome::abandoned;
   if (is_abandoned) keep_abandoned(context, std::move(memory));
   interruption.raise_again(is_abandoned);
-  return report_or_raise(report);
+  return report_or_raise(std::move(report));
 }
 
-nb::dict consecutive(const PythonRows& self, std::uint64_t begin, std::uint64_t count, std::uintptr_t out,
-                     std::size_t out_bytes, const std::string& out_domain, double deadline_seconds, nb::object memory) {
+PythonRowsReport consecutive(const PythonRows& self, std::uint64_t begin, std::uint64_t count, std::uintptr_t out,
+                             std::size_t out_bytes, const std::string& out_domain, double deadline_seconds,
+                             nb::object memory) {
   const auto context = self.context();
   const Region to = region_of(out, out_bytes, out_domain);
   Interruption interruption;
   const GatherOptions options{.deadline_seconds = deadline_seconds, .keep_going = interruption.keep_going()};
-  const RowsReport report = without_gil([&] { return self.rows().rows(begin, count, to, options); });
+  RowsReport report = without_gil([&] { return self.rows().rows(begin, count, to, options); });
   const bool is_abandoned = report.outcome == Outcome::abandoned;
   if (is_abandoned) keep_abandoned(context, std::move(memory));
   interruption.raise_again(is_abandoned);
-  return report_or_raise(report);
+  return report_or_raise(std::move(report));
 }
 
 std::uint64_t prefetch(const PythonRows& self, std::uintptr_t numbers, std::size_t numbers_bytes, unsigned type,
@@ -229,6 +236,9 @@ void define_rows(nb::module_& module) {
             new (self) PythonRowsOptions{mapping, look_again_seconds, join_bytes, scratch_bytes};
           },
           nb::arg("mapping"), nb::arg("look_again_seconds"), nb::arg("join_bytes"), nb::arg("scratch_bytes"));
+  nb::class_<PythonRowsReport>(module, "RowsReport").def("as_dict", [](const PythonRowsReport& self) {
+    return to_dict(self.report);
+  });
   nb::class_<PythonRows>(module, "Rows")
       .def("info", &info)
       .def("gather", &gather, nb::arg("numbers"), nb::arg("numbers_bytes"), nb::arg("type"), nb::arg("numbers_domain"),

@@ -270,8 +270,11 @@ def test_prefetching_says_how_much_was_started(file, content):
                     context.prefetch(file, ranges)
 
 
-def test_one_line_is_logged_for_a_read(file, caplog):
+def test_reads_are_logged_for_those_who_debug(file, caplog):
     with caplog.at_level(logging.INFO, "penstock"):
+        penstock.read_into(bytearray(1000), file)
+    assert not caplog.records
+    with caplog.at_level(logging.DEBUG, "penstock"):
         penstock.read_into(bytearray(1000), file)
     assert len(caplog.records) == 1 and str(file) in caplog.text and "1 kB" in caplog.text
 
@@ -445,45 +448,9 @@ def test_a_loop_that_is_closed_leaves_its_reads_cancelled(slow_context, large_fi
     assert other == content[:1000]
 
 
-def test_a_read_that_is_cancelled_twice_while_it_starts_never_begins(file, content, monkeypatch):
-    """Opening takes long here; afterwards the target must not be written any more."""
-    with penstock.Context() as context:
-        target = bytearray(len(content))
-        opening, opened = threading.Event(), threading.Event()
-        made = context._reader
-
-        def reader(*arguments):
-            start = made(*arguments)
-
-            def slow_start():
-                opening.set()
-                assert opened.wait(30)
-                return start()
-            return slow_start
-
-        monkeypatch.setattr(context, "_reader", reader)
-
-        async def main():
-            task = asyncio.create_task(context.read_into_async(target, file))
-            await asyncio.to_thread(opening.wait, 30)
-            for _ in range(2):
-                task.cancel()
-                await asyncio.sleep(0)
-                await asyncio.sleep(0)
-                assert not task.done()
-            opened.set()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            before = bytes(target)
-            context.close()  # waits for what is under way
-            assert bytes(target) == before
-
-        asyncio.run(main())
-
-
 def test_a_target_is_kept_while_it_is_written(slow_context, large_file):
     target = bytearray(1 << 30)
-    reading = slow_context._reader(target, large_file, 0, None, None, None)()
+    reading = slow_context._start(penstock._memory.memory_of(target), target, large_file, 0, None, None, None)
     with pytest.raises(BufferError):
         target.extend(b"more")
     reading.cancel()

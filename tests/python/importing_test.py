@@ -1,6 +1,7 @@
 """What importing costs, and what happens around a fork."""
 
 import asyncio
+import importlib.util
 import os
 import pathlib
 import signal
@@ -186,7 +187,7 @@ import mmap, penstock, sys, threading, time, types
 context = penstock.Context(engine="posix", lanes=1, storage_chunk_bytes=4096, operations_in_flight=1)
 target = mmap.mmap(-1, 1 << 30)
 path = {str(large_file)!r}
-start = lambda: context._reader(target, path, 0, None, None, None, penstock._core.Endings(), 1)()
+start = lambda: context._start(penstock._memory.memory_of(target), target, path, 0, None, None, None, penstock._core.Endings(), 1)
 read = lambda: context.read_into(target, path)
 {how}
 class TakesLongToGo:
@@ -243,3 +244,112 @@ async def main():
     assert (await reading).bytes == 9
 asyncio.run(main())
 """, LD_PRELOAD=HELD_OPEN)
+
+
+@pytest.mark.skipif(not os.path.exists(HELD_OPEN), reason="PENSTOCK_HELD_OPEN does not name the library of that name")
+def test_a_read_that_is_cancelled_while_it_opens_ends_at_once_and_never_begins(file):
+    run(f"""{HOLD}
+async def main():
+    context = penstock.Context()
+    target = bytearray(1 << 20)
+    here.setblocking(False)
+    hold({str(file)!r})
+    reading = asyncio.ensure_future(context.read_into_async(target, {str(file)!r}))
+    await asyncio.get_running_loop().sock_recv(here, 1)
+    reading.cancel()
+    await asyncio.wait([reading], timeout=10)
+    assert reading.cancelled(), "although it still opens"
+    here.send(b"x")
+    del os.environ["HELD_OPEN"]
+    await context.read_into_async(bytearray(9), {str(file)!r})
+    context.close()  # waits for what is under way
+    assert not any(target)
+asyncio.run(main())
+""", LD_PRELOAD=HELD_OPEN)
+
+
+@pytest.mark.skipif(not os.path.exists(HELD_OPEN), reason="PENSTOCK_HELD_OPEN does not name the library of that name")
+def test_a_child_forked_while_a_thread_looks_up_a_mount_reads(file):
+    run(f"""{HOLD}
+import signal
+penstock.default_context()
+hold("/proc/self/mountinfo")
+thread = threading.Thread(target=penstock.read_into, args=(bytearray(9), {str(file)!r}))
+thread.start()
+here.recv(1)
+child = os.fork()
+if child == 0:
+    signal.alarm(20)  # ends a child that waits for somebody who is not there
+    del os.environ["HELD_OPEN"]
+    penstock.read_into(bytearray(9), {str(file)!r})
+    os._exit(0)
+ended = os.waitpid(child, 0)[1]
+here.send(b"x")
+thread.join()
+assert ended == 0, ended
+""", LD_PRELOAD=HELD_OPEN)
+
+
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_children_forked_at_random_moments_read(file, seed):
+    """More of them are forked by scripts/soak.sh. Nothing but the package is imported here."""
+    program = pathlib.Path(__file__).with_name("forking.py")
+    done = subprocess.run([sys.executable, program, file, str(seed), "8"], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "8 of 8\n", "")
+
+
+def test_only_the_main_interpreter_takes_the_package(file):
+    """In others its classes and threads would be those of the wrong one, and the process would abort at its end."""
+    interpreters = next((name for name in ("_interpreters", "_xxsubinterpreters") if importlib.util.find_spec(name)), None)
+    if interpreters is None:
+        pytest.skip("this Python has no interpreters beside the main one")
+    assert run(f"""
+import {interpreters} as interpreters, penstock
+other = interpreters.create()
+code = "try: import penstock\\nexcept ImportError as error: assert 'main interpreter' in str(error)\\nelse: 1 / 0"
+assert not interpreters.run_string(other, code)
+target = bytearray(9)
+print(penstock.read_into(target, {str(file)!r}).bytes)
+""") == "9\n"
+
+
+def test_a_driver_that_is_not_loaded_is_looked_for_once(tmp_path):
+    """Unless a library was loaded since: that may have loaded it."""
+    looked_for = f"""
+import glob
+def looked_for():
+    for _ in range(100):
+        with penstock._core.RelaxedCaptures():
+            pass
+    return sum(open(each).read().count("find library=libcuda.so.1") for each in glob.glob({str(tmp_path / "ld*")!r}))
+"""
+    found = run(f"""
+import ctypes, penstock
+{looked_for}
+first = looked_for()
+again = looked_for()
+ctypes.CDLL({HELD_OPEN!r} or None)
+print(first, again, looked_for() - again <= 1, penstock.gpus() == penstock.gpus())
+""", LD_DEBUG="libs", LD_DEBUG_OUTPUT=str(tmp_path / "ld"))
+    assert found.split() == ["1", "1", "True", "True"]
+
+
+@pytest.mark.skipif(not os.path.exists(os.path.join(os.environ.get("PENSTOCK_FAKE_CUDA", ""), "libcuda.so.1")),
+                    reason="PENSTOCK_FAKE_CUDA names no folder with a driver")
+def test_a_driver_that_the_program_loads_later_is_found():
+    assert run("""
+import ctypes, penstock
+def mode():
+    asked = ctypes.c_int(0)
+    assert cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(asked)) == 0
+    before = asked.value
+    assert cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(asked)) == 0
+    return before
+with penstock._core.RelaxedCaptures():
+    pass
+cuda = ctypes.CDLL("libcuda.so.1")
+assert cuda.cuInit(0) == 0
+with penstock._core.RelaxedCaptures():
+    inside = mode()
+print(inside, mode())
+""", LD_LIBRARY_PATH=os.environ["PENSTOCK_FAKE_CUDA"]) == "2 0\n"

@@ -429,3 +429,54 @@ def test_a_forked_child_closes_quietly_and_the_parent_goes_on(saved):
         layers.release(0)
         with layers.use(1) as tensors:
             assert torch.equal(tensors["layers.1.linear.weight"], model.layers[1].linear.weight)
+
+
+def test_a_backward_pass_that_needs_released_tensors_is_refused(saved):
+    """Other tensors may be there by then."""
+    path = saved[1]
+    x = torch.randn(2, WIDTH, requires_grad=True)
+    with penstock.Layers(path, 3 * GROUP_BYTES, device="cpu") as layers:
+        y = x
+        for name in layers.groups:
+            with layers.use(name) as tensors:
+                y = torch.nn.functional.linear(y, tensors[f"{name}.linear.weight"])
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+        with layers.use(layers.groups[0]) as tensors:  # what is held is right
+            z = torch.nn.functional.linear(x, tensors[f"{layers.groups[0]}.linear.weight"])
+            z.sum().backward()
+            assert torch.allclose(x.grad, tensors[f"{layers.groups[0]}.linear.weight"].sum(0).expand(2, -1))
+        layers.pin(layers.groups[1])
+        with layers.use(layers.groups[1]) as tensors:
+            z = torch.nn.functional.linear(x, tensors[f"{layers.groups[1]}.linear.weight"]).sum()
+        z.backward(retain_graph=True)  # it stays where it is
+        layers.unpin(layers.groups[1])
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            z.backward()
+
+
+def test_where_all_groups_fit_a_backward_pass_finds_them(saved):
+    path = saved[1]
+    x = torch.randn(2, WIDTH, requires_grad=True)
+    with penstock.Layers(path, "1GiB", device="cpu") as layers:
+        y = x
+        for name in layers.groups:
+            with layers.use(name) as tensors:
+                y = torch.nn.functional.linear(y, tensors[f"{name}.linear.weight"])
+        y.sum().backward()
+    assert x.grad.isfinite().all()
+
+
+def test_debugging_shows_what_is_used_after_its_release(saved):
+    path = saved[1]
+    with penstock.Layers(path, 3 * GROUP_BYTES, device="cpu", debug=True) as layers:
+        [first, *_] = layers.groups
+        kept = layers.acquire(first)
+        again = layers.acquire(first)
+        layers.release(first)
+        right = {name: tensor.clone() for name, tensor in penstock.load_file(path, copy=True).items()}
+        assert all(torch.equal(tensor, right[name]) for name, tensor in kept.items()), "it is still held"
+        layers.release(first)
+        assert all(tensor.isnan().all() for held in (kept, again) for tensor in held.values())
+        with layers.use(first) as tensors:
+            assert all(torch.equal(tensor, right[name]) for name, tensor in tensors.items())

@@ -528,7 +528,7 @@ def test_memory_that_a_gather_takes_beside_its_rows_counts(tmp_path, monkeypatch
     assert rows[[0] * 3].shape == (3, row_bytes)
     # What lies in order is read to its place, and a little stays free.
     rows = open_np(tmp_path / "raw", row_bytes=1 << 20, scratch_bytes=1 << 20)
-    monkeypatch.setattr(penstock._rows, "_ROOM_CHECK_BYTES", 1 << 20)
+    monkeypatch.setattr(penstock._frameworks, "ROOM_CHECK_BYTES", 1 << 20)
     monkeypatch.setattr(penstock._frameworks, "host_room", lambda: 16 << 20)
     with pytest.raises(penstock.NoMemoryError, match="16777216 bytes in memory: 16777216 are available"):
         rows[:]
@@ -579,3 +579,11 @@ def test_an_array_of_objects_is_refused_as_such(tmp_path):
     numpy.save(tmp_path / "objects.npy", numpy.array([{}, None]))
     with pytest.raises(penstock.UnsupportedError, match="an array of Python objects, which can't be read"):
         open_np(tmp_path / "objects.npy")
+
+
+def test_an_embedding_refuses_to_be_traced(table):
+    """A trace would have the rows of one input for all."""
+    torch = pytest.importorskip("torch")
+    module = penstock.nn.Embedding(table[0], "embed")
+    with pytest.raises(penstock.UnsupportedError, match="torch.jit.trace"):
+        torch.jit.trace(module, torch.tensor([1, 2]))

@@ -1,6 +1,7 @@
 """Stores that stay open, what the machine offers, and several models at once."""
 
 import asyncio
+import builtins
 import io
 import os
 import pickle
@@ -11,6 +12,7 @@ import pytest
 
 import penstock
 from models import write_gguf, write_model
+from penstock import _options
 
 
 def test_a_store_is_read_and_written_in_place(tmp_path):
@@ -199,6 +201,12 @@ async def load(path: str) -> dict[str, object]:
 
 
 penstock.patch(share=False)
+with penstock.patch(copy=True):
+    pass
+penstock.patch(shar=False)  # type: ignore[call-arg]
+lanes: int = penstock.Context(lanes=4, deadlines={"request_seconds": 30}).options["lanes"]
+penstock.Context(lane=4)  # type: ignore[call-arg]
+penstock.Context(deadlines={"request_second": 30})  # type: ignore[typeddict-unknown-key]
 names: list[str] = [engine["name"] for engine in penstock.engines()]
 checked: list[penstock.Checked] = penstock.verify("model.safetensors")
 for row in penstock.Rows("table.npy"):
@@ -228,6 +236,19 @@ ignore_missing_imports = True
     found, failed, code = api.run(["--strict", "--follow-imports=silent", "--config-file", str(tmp_path / "mypy.ini"),
                                    str(tmp_path / "client.py"), package])
     assert code == 0, found + failed
+
+
+def test_type_checkers_know_all_options():
+    with penstock.Context() as context:
+        options = context.options
+    assert list(options) == list(_options.Options.__annotations__)
+    assert list(options["deadlines"]) == list(_options.Deadlines.__annotations__)
+
+
+def test_all_names_leave_those_of_python_alone():
+    names = {}
+    exec("from penstock import *", names)
+    assert set(penstock.__all__) <= set(names) and not set(penstock.__all__) & set(dir(builtins))
 
 
 def test_a_text_is_neither_true_nor_false(tmp_path):

@@ -44,6 +44,17 @@ class Samples(torch.utils.data.Dataset):
         return self.table[index]
 
 
+class Parts(torch.utils.data.Dataset):
+    def __init__(self, store):
+        self.store = store
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, index):
+        return self.store.read(20 * index, 20, framework="pt")
+
+
 @pytest.mark.parametrize("make", [rows_of_a_file, rows_of_a_kind])
 def test_forked_workers_read_what_their_parent_opened(tmp_path, content, make):
     table = make(tmp_path, content)
@@ -168,7 +179,7 @@ def test_a_context_can_not_follow(tmp_path, content):
 def test_what_can_only_be_open_once_is_not_copied(tmp_path, content):
     path = tmp_path / "model.safetensors"
     penstock.save_file({"0.weight": torch.from_numpy(content)}, path)
-    with penstock.Layers(path, "1MiB", device="cpu") as layers, penstock.open(path) as store:
+    with penstock.Layers(path, "1MiB", device="cpu") as layers, penstock.open(path, "write") as store:
         for each in (layers, store):
             for make in (copy.copy, copy.deepcopy, pickle.dumps):
                 with pytest.raises(TypeError, match="can't be copied or pickled: open another one"):
@@ -177,3 +188,23 @@ def test_what_can_only_be_open_once_is_not_copied(tmp_path, content):
             assert torch.equal(tensors["0.weight"], torch.from_numpy(content))
         with pytest.raises(TypeError, match="stream must be"):
             layers.acquire("0", stream="a string")
+
+
+def test_a_store_that_is_read_is_opened_again_by_workers(tmp_path, content):
+    path = tmp_path / "table"
+    path.write_bytes(content.tobytes())
+    with penstock.open(path) as store:
+        store.name_of_mine = "mine"
+        for got in everywhere(store, lambda each: (each.read(20, 20, framework="np").tobytes(), each.name_of_mine)):
+            assert got == (content[1].tobytes(), "mine")
+        loader = torch.utils.data.DataLoader(Parts(store), batch_size=None, num_workers=2, multiprocessing_context="fork")
+        assert b"".join(part.numpy().tobytes() for part in loader) == content.tobytes()
+        with open(path, "ab") as file:
+            file.write(b"more")
+        assert in_a_child(lambda: store.size) == content.nbytes + 4, "it may grow"
+        (tmp_path / "other").write_bytes(content.tobytes())
+        (tmp_path / "other").rename(path)
+        assert in_a_child(lambda: store.size).code == "changed"
+    with penstock.Context(lanes=1) as context, penstock.open(path, context=context) as store:
+        with pytest.raises(TypeError, match="a Context was given"):
+            pickle.dumps(store)

@@ -58,6 +58,15 @@ def mark(name: Any) -> Optional[tuple[int, int]]:
     return status.st_size, status.st_mtime_ns
 
 
+def file_mark(name: Any) -> Optional[tuple[int, int]]:
+    """Which file it is, whatever is in it."""
+    try:
+        status = os.stat(name)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 class Reopening(Closing):
     """Opened again, with the default Context there, by a forked child and by whoever unpickles it: so it may be part of a
     dataset that several workers read."""

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
+import collections
 import contextvars
 import itertools
+import json
 import os
+import resource
 import threading
-import weakref
-from typing import Any, Callable, Iterable, Iterator, Optional
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Optional
 
 from . import _core
 from ._arguments import named, natural, pair, truth
 from ._closing import Closing
-from ._errors import invalid, make
-from ._memory import Memory, count_as_written, memory_of
-from ._report import Progress, Report, log, told
+from ._errors import Error, invalid, make, name_file, naming
+from ._memory import Memory, check_storage, count_as_written, hold_storage, memory_of
+from ._options import Options
+from ._report import Progress, Report, log_read, told
+
+if TYPE_CHECKING:
+    from ._options import Unpack
+
+
+BRIEF_BYTES = 128 << 10  # of requests that take no longer than what surrounds them
+TURN_READS = 64  # awaited ones that begin before the loop comes round
 
 
 class Context(Closing):
@@ -27,9 +36,7 @@ class Context(Closing):
     Calls from any thread. A forked child can't use a Context of its parent, and makes its own.
     """
 
-    def __init__(self, **options: Any):
-        import json
-
+    def __init__(self, **options: Unpack[Options]):
         try:
             text = json.dumps(options, allow_nan=False)
         except ValueError:
@@ -50,17 +57,13 @@ class Context(Closing):
         self._core.close()
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Options:
         """What is in force, with every default filled in."""
-        import json
-
-        options: dict[str, Any] = json.loads(self._core.options_json())
+        options: Options = json.loads(self._core.options_json())
         return options
 
     def statistics(self) -> dict[str, Any]:
         """What was moved since the Context was made or reset, as in docs/schema/statistics.schema.json."""
-        import json
-
         statistics: dict[str, Any] = json.loads(self._core.statistics_json())
         return statistics
 
@@ -75,8 +78,9 @@ class Context(Closing):
         if not isinstance(ranges, Iterable):
             raise TypeError(f"ranges must be {form}, and is {ranges!r}")
         pairs = [pair("ranges", each, form) for each in ranges]
-        started: int = self._core.prefetch(os.fsencode(path), [(natural("offset", offset), natural("size", size))
-                                                               for offset, size in pairs])
+        with naming(path):
+            started: int = self._core.prefetch(os.fsencode(path), [(natural("offset", offset), natural("size", size))
+                                                                   for offset, size in pairs])
         return started
 
     def read_into(self, target: Any, path: Any, offset: Optional[int] = None, size: Optional[int] = None, *,
@@ -94,73 +98,94 @@ class Context(Closing):
         """The same for asyncio. Cancelling the task cancels the read; afterwards the target is not written any more."""
         return await self._move_async(target, path, offset, size, lba, count)
 
-    def _move(self, memory: Any, path: Any, offset: Optional[int], size: Optional[int], lba: Optional[int],
+    def _move(self, target: Any, path: Any, offset: Optional[int], size: Optional[int], lba: Optional[int],
               count: Optional[int], progress: Progress, **how: Any) -> Report:
-        """`how` is that of _reader."""
-        reading = self._reader(memory, path, offset, size, lba, count, **how)()
-        report = Report(**reading.wait(told(progress, os.fsdecode(path))))
-        log(os.fsdecode(path), report)
+        """`how` is that of _start."""
+        tell = None if progress is None else told(progress, os.fsdecode(path))
+        memory = _memory_of(target, how)
+        if memory.size_bytes > BRIEF_BYTES:
+            memory = hold_storage(memory, target, False)
+        try:
+            started = self._start(memory, target, path, offset, size, lba, count, **how)
+            report: Report = started if isinstance(started, Report) else started.wait(tell)
+            if started is report and tell is not None:
+                tell(report.bytes, report.bytes)
+        except Error as error:
+            name_file(error, path)
+            raise
+        log_read(path, report)
         return report
 
-    async def _move_async(self, memory: Any, path: Any, offset: Optional[int], size: Optional[int],
+    async def _move_async(self, target: Any, path: Any, offset: Optional[int], size: Optional[int],
                           lba: Optional[int], count: Optional[int], **how: Any) -> Report:
-        import asyncio
-
-        reads = AwaitedReads.of(asyncio.get_running_loop())
-        with reads.expect() as (number, ended):
-            start = self._reader(memory, path, offset, size, lba, count, reads.endings, number, **how)
-            async with reads.room:
-                reading = await _started(start)
-                try:
-                    await ended
-                    report = Report(**reading.wait())
-                except BaseException:
-                    reading.cancel()
-                    raise
-                finally:
-                    del reading  # a traceback that somebody keeps must not keep its file open
-        log(os.fsdecode(path), report)
+        reads = AwaitedReads.of_running_loop()
+        memory = _memory_of(target, how)
+        try:
+            if "opened" in how:
+                await reads.turn()
+                report = await self._ended(reads, memory, target, path, offset, size, lba, count, **how)
+            else:
+                async with reads.room:
+                    await reads.turn()
+                    report = await self._ended(reads, memory, target, path, offset, size, lba, count, **how)
+        except Error as error:
+            name_file(error, path)
+            raise
+        log_read(path, report)
         return report
 
-    def _reader(self, target: Any, path: Any, offset: Optional[int], size: Optional[int], lba: Optional[int],
-                count: Optional[int], endings: Any = None, number: int = 0, opened: Any = None, writes: bool = False,
-                durable: bool = False) -> Callable[[], Any]:
-        """What starts a read, on any thread: the caller's own current stream is known already. Its end is added to
-        `endings` as `number`. `opened` is the store, if it is open already; with `writes` it is written instead."""
+    async def _ended(self, reads: AwaitedReads, memory: Memory, target: Any, path: Any, offset: Optional[int],
+                     size: Optional[int], lba: Optional[int], count: Optional[int], **how: Any) -> Report:
+        memory = hold_storage(memory, target, True)
+        number = reads.next_number()
+        started = self._start(memory, target, path, offset, size, lba, count, reads.endings, number, **how)
+        if isinstance(started, Report):
+            return started
+        try:
+            await reads.end_of(number)
+            report: Report = started.wait()
+            check_storage(memory, target)
+        except BaseException:
+            started.cancel()
+            raise
+        finally:
+            del started  # a traceback that is kept must not keep its file open
+        return report
+
+    def _start(self, memory: Memory, target: Any, path: Any, offset: Optional[int], size: Optional[int],
+               lba: Optional[int], count: Optional[int], endings: Any = None, number: int = 0, opened: Any = None,
+               writes: bool = False, durable: bool = False) -> Any:
+        """Starts a read, and returns its Report if it has ended at once. With `endings`, waits for nothing, and its end
+        is added there as `number`. `opened` is the store, if it is open already; with `writes` it is written instead."""
         if lba is None and count is not None:
             raise invalid("count without lba", "give both, or offset and size")
         if lba is not None and (offset is not None or size is not None):
             raise invalid("lba together with offset or size", "give either blocks or bytes")
-        memory: Memory = named("source" if writes else "target", lambda: memory_of(target, not writes))
-        name = os.fsencode(path)
-        offset, size, lba, count = (None if value is None else natural(what, value) for what, value in (
-            ("offset", offset), ("size", size), ("lba", lba), ("count", count)))
+        if offset is not None:
+            offset = natural("offset", offset)
+        if size is not None:
+            size = natural("size", size)
+        if lba is not None:
+            lba = natural("lba", lba)
+            count = None if count is None else natural("count", count)
+        started = self._core.transfer(
+            b"" if opened is not None else os.fsencode(path), opened, writes,
+            durable if durable is False else truth("durable", durable), offset, size, lba,
+            count, memory.pointer, memory.size_bytes, memory.domain, memory.stream, memory.owner, endings, number)
+        if not writes:
+            count_as_written(target)
+        return started
 
-        def start() -> Any:
-            size_bytes = memory.size_bytes if size is None else size
-            store = opened or self._core.open(name, "read", 0, False, "", 0, 0)
-            if count is not None:
-                size_bytes = count * store.block_bytes
-            if size_bytes > memory.size_bytes:
-                raise invalid(f"the memory has {memory.size_bytes} bytes, not the {size_bytes} requested", "give larger memory")
-            domain = memory.domain
-            if domain == "cuda":
-                domain = _core.find_cuda_domain(memory.pointer, memory.size_bytes)
-            reading = self._core.transfer(
-                store, writes, truth("durable", durable), offset=offset or 0 if lba is None else lba,
-                in_blocks=lba is not None,
-                pointer=memory.pointer, size_bytes=size_bytes, domain=domain, stream=memory.stream,
-                memory=memory.owner, endings=endings, number=number)
-            if not writes:
-                count_as_written(memory.owner)
-            return reading
 
-        return start
+def _memory_of(target: Any, how: Any) -> Memory:
+    writes = how.get("writes", False)
+    memory: Memory = named("source" if writes else "target", lambda: memory_of(target, not writes))
+    return memory
 
 
 async def on_a_thread(call: Callable[[], Any]) -> Any:
-    """What the call gives, on another thread."""
-    import asyncio
+    """What the call gives, on a thread of its own: an executor may be busy with other things for long."""
+    import asyncio  # which has been imported, or nothing would await this
     import concurrent.futures
 
     def run(given: list[concurrent.futures.Future[Any]]) -> None:
@@ -173,76 +198,81 @@ async def on_a_thread(call: Callable[[], Any]) -> Any:
             done.set_exception(error)
             del done  # here and in the caller's frame: the error's traceback would keep it, and with it the error
 
-    # Not the executor's own, which may run later what it had no thread for.
     done: concurrent.futures.Future[Any] = concurrent.futures.Future()
     try:
         try:
-            asyncio.get_running_loop().run_in_executor(None, contextvars.copy_context().run, run, [done])
+            threading.Thread(target=contextvars.copy_context().run, args=(run, [done]), daemon=True).start()
         except RuntimeError as error:
             if "start new thread" not in str(error):
                 raise
-            if done.cancel():  # otherwise one that was busy has taken it after all
-                raise make("out_of_memory", 0, f"no room for another thread: {error}",
-                           "raise the limit of memory or threads (ulimit -v, ulimit -u)") from None
+            raise make("out_of_memory", 0, f"no room for another thread: {error}",
+                       "raise the limit of memory or threads (ulimit -v, ulimit -u)") from None
         return await asyncio.wrap_future(done)
     finally:
         del done
 
 
-async def _started(start: Callable[[], Any]) -> Any:
-    """What `start` gives, on another thread: opening a file takes as long as the disk or a server likes."""
-    import asyncio
-
-    starting = asyncio.ensure_future(on_a_thread(start))
-    try:
-        return await asyncio.shield(starting)
-    except asyncio.CancelledError:
-        while not starting.done():  # whoever cancels again has to wait too, or the read would begin afterwards
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([starting])
-        with contextlib.suppress(Exception):
-            starting.result().cancel()
-        del starting
-        raise
-
-
 class AwaitedReads:
-    """The awaited reads of one event loop, which share a descriptor that tells of their ends. It lives as long as one of
-    them does."""
-
-    _by_loop: weakref.WeakValueDictionary[int, AwaitedReads] = weakref.WeakValueDictionary()
+    """The awaited reads of one event loop, which share a descriptor that tells of their ends."""
 
     @classmethod
-    def of(cls, loop: Any) -> AwaitedReads:
-        reads = cls._by_loop.get(id(loop))
-        if reads is None:
-            reads = cls._by_loop[id(loop)] = cls(loop)
+    def of_running_loop(cls) -> AwaitedReads:
+        import asyncio  # as above
+
+        loop: Any = asyncio.get_running_loop()
+        reads: Optional[AwaitedReads] = getattr(loop, "_penstock_reads", None)
+        if reads is None or reads._process != os.getpid():
+            reads = loop._penstock_reads = cls(loop)  # so they go together
         return reads
 
     def __init__(self, loop: Any):
         import asyncio
-        import resource
 
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         # A read has two descriptors, four where it goes straight to a GPU: leave half of them to others.
         self.room = asyncio.Semaphore(1 << 16 if limit == resource.RLIM_INFINITY else max(1, limit // 8))
         self.endings = _core.Endings()
-        self._loop = loop  # whose id is not given to another one meanwhile
-        self._numbers = itertools.count()
+        self.next_number = itertools.count().__next__
+        self._loop = loop
+        self._process = os.getpid()
         self._expected: dict[int, Any] = {}  # by number: what is awaited
+        self._begun = 0  # reads, since the loop last came round
+        self._waiting: collections.deque[Any] = collections.deque()  # for their turn to begin
 
-    @contextlib.contextmanager
-    def expect(self) -> Iterator[tuple[int, Any]]:
+    async def turn(self) -> None:
+        """Reads begin a few at a time, so that the loop comes round in between."""
+        loop = self._loop
+        if self._begun == 0 and not self._waiting:
+            loop.call_soon(self._come_round)
+        elif self._begun >= TURN_READS:
+            turn = loop.create_future()
+            self._waiting.append(turn)
+            await turn
+            return  # it was counted when it was waked
+        self._begun += 1
+
+    def _come_round(self) -> None:
+        self._begun = 0
+        while self._waiting and self._begun < TURN_READS:
+            turn = self._waiting.popleft()
+            if not turn.done():  # it may have been cancelled
+                turn.set_result(None)
+                self._begun += 1
+        if self._begun:
+            self._loop.call_soon(self._come_round)
+
+    async def end_of(self, number: int) -> None:
+        """Of a read that may have ended before this is called."""
+        loop = self._loop
         if not self._expected:
-            self._loop.add_reader(self.endings.fileno(), self._tell)
-        number, ended = next(self._numbers), self._loop.create_future()
-        self._expected[number] = ended
+            loop.add_reader(self.endings.fileno(), self._tell)
+        ended = self._expected[number] = loop.create_future()
         try:
-            yield number, ended
+            await ended
         finally:
             del self._expected[number]
             if not self._expected:
-                self._loop.remove_reader(self.endings.fileno())
+                loop.remove_reader(self.endings.fileno())
 
     def _tell(self) -> None:
         for number in self.endings.take():
@@ -284,7 +314,6 @@ def _after_fork() -> None:
     global _default, _default_lock
     _default = None
     _default_lock = threading.RLock()
-    AwaitedReads._by_loop.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -7,11 +7,11 @@ In lower case a name is NumPy's, with its meaning: "f4" is float32, and "i8" is 
 from __future__ import annotations
 
 import importlib.util
-import sys
 from typing import Any, Optional
 
 from ._errors import invalid
 from ._frameworks import framework as framework_named
+from ._modules import loaded
 
 # Bits of an element, by the names of safetensors.
 BITS = {"BOOL": 8, "U8": 8, "I8": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
@@ -37,7 +37,7 @@ def type_name(dtype: Any, otherwise: str) -> str:
     """By the name of safetensors; `otherwise` is what to do with a type that has none."""
     if dtype is None:
         return ""
-    torch = sys.modules.get("torch")
+    torch = loaded("torch")
     name: Optional[str] = None
     if isinstance(dtype, str):
         name = _of_text(dtype)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.util
 import mmap
+import os
 import sys
+import threading
 from array import array
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
@@ -13,6 +16,7 @@ from . import _core
 from ._arguments import truth
 from ._errors import Error, invalid, make
 from ._memory import Memory, device_domain, memory_of
+from ._modules import loaded
 
 OWN_BYTES = _core.OWN_BYTES
 SLAB_BYTES = _core.SLAB_BYTES
@@ -75,8 +79,11 @@ def dtypes_of(specs: Sequence[Spec]) -> set[str]:
     return specs.dtypes() if hasattr(specs, "dtypes") else {spec[1] for spec in specs}
 
 
+ROOM_CHECK_BYTES = 64 << 20  # below that, to ask how much memory there is takes longer than what needs it
+
+
 def host_room() -> int:
-    """Bytes that this process can still allocate, by the system and its control groups."""
+    """Bytes that this process can still allocate, by the system and its control groups. Reads about 30 files."""
     return _core.available_memory_bytes()
 
 
@@ -96,7 +103,10 @@ class Framework:
 
     def check_room(self, sizes: Numbers) -> None:
         """Where the system promises more memory than it has, programs that use all of it are ended without a word."""
-        wanted, room = sum(sizes), host_room()
+        wanted = sum(sizes)
+        if wanted <= ROOM_CHECK_BYTES:
+            return
+        room = host_room()
         if wanted > room:
             raise make("out_of_memory", 0, f"no room for {wanted} bytes in memory: {room} are available",
                        "load less, or slices, or stream with a window")
@@ -104,6 +114,19 @@ class Framework:
     def room(self, domain: str) -> int:
         """Bytes that are free in a domain."""
         return host_room()
+
+    def can_view(self, whole: Spec) -> bool:
+        """Whether a tensor may lie where it is in a file: it has bytes, which are not packed, and its elements lie at
+        multiples of their size. Of a type that the framework lacks it says nothing."""
+        return whole[3] != 0 and not whole[8] and bool(whole[5] % item_bytes(whole[1]) == 0)
+
+    def allocate_bytes(self, size_bytes: int, domain: str) -> Any:
+        """An array or a tensor of bytes."""
+        with self.normal_mode():
+            return self.allocate([("the bytes", "U8", (size_bytes,), size_bytes)], domain).finish()[0]
+
+    def allocate(self, specs: Sequence[Spec], domain: str) -> Destination:
+        raise NotImplementedError
 
     def shape_of(self, spec: Spec) -> Sequence[int]:
         return packed_shape(*spec[:3]) if spec[1] in PACKED_BITS else spec[2]
@@ -162,6 +185,10 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     for i in range(len(shape) - 1, 0, -1):
         strides[i - 1] = strides[i] * max(1, shape[i])
     return tuple(strides)
+
+
+# The memory of a slab of whatever size, for torch.frombuffer.
+_AnySlab = ctypes.c_char * (SLAB_BYTES + OWN_BYTES)
 
 
 class Apart:
@@ -231,12 +258,17 @@ class Torch(Framework):
             packed, offsets = packing.packed, packing.offsets
             for (first, end, _), slab in zip(packing.slabs, slabs):
                 places = packed[first:end]
-                views = self.views(slab, [specs[place] for place in places], offsets[first:end])
-                for place, tensor in zip(places, views):
+                parts = self.parts(slab, [specs[place] for place in places], offsets[first:end])
+                for place, tensor in zip(places, parts):
                     made[place] = tensor
             return made
 
         return Destination(pointers, [*slabs, *tensors], finish)
+
+    def allocate_bytes(self, size_bytes: int, domain: str) -> Any:
+        if domain != "host" or size_bytes > OWN_BYTES or self.torch.is_inference_mode_enabled():
+            return super().allocate_bytes(size_bytes, domain)
+        return self.torch.empty(size_bytes, dtype=self.torch.uint8, device="cpu")
 
     def bytes_on(self, device: str, size_bytes: int) -> Any:
         """At a multiple of ALIGNMENT; on the CPU torch itself only sees to 64 bytes."""
@@ -274,8 +306,21 @@ class Torch(Framework):
         if domain != "host":
             self.check_not_captured(domain)
 
+    def parts(self, slab: Any, specs: Sequence[Spec], offsets: Sequence[int]) -> Iterator[Any]:
+        """The tensors in a slab; on the CPU each with a storage of its own, which is all that is copied or saved with
+        it."""
+        if slab.device.type != "cpu":
+            yield from self.views(slab, specs, offsets)
+            return
+        memory: Any = _AnySlab.from_address(slab.data_ptr())
+        memory.slab = slab  # stays as long as one of them
+        with_bytes = [place for place, spec in enumerate(specs) if spec[3] != 0]
+        made = self.in_buffer(memory, [specs[place] for place in with_bytes], [offsets[place] for place in with_bytes])
+        for spec in specs:
+            yield next(made) if spec[3] != 0 else self.torch.empty(self.shape_of(spec), dtype=self.types[spec[1]])
+
     def views(self, slab: Any, specs: Sequence[Spec], offsets: Sequence[int]) -> Iterator[Any]:
-        """The tensors in a slab."""
+        """The tensors in a slab, which share its storage."""
         as_strided = self.torch.as_strided
         typed = {dtype: slab.view(self.types[dtype]) for dtype in {spec[1] for spec in specs}}
         item_bytes = {dtype: view.element_size() for dtype, view in typed.items()}
@@ -293,9 +338,20 @@ class Torch(Framework):
 
     def view(self, memory: Any, specs: Sequence[Spec], offsets: Sequence[int]) -> list[Any]:
         """Tensors that lie in memory already."""
-        torch = self.torch
-        return [torch.frombuffer(memory, dtype=torch.uint8, count=spec[3], offset=offset)
-                .view(self.types[spec[1]]).view(self.shape_of(spec)) for spec, offset in zip(specs, offsets)]
+        return list(self.in_buffer(memory, specs, offsets))
+
+    def in_buffer(self, memory: Any, specs: Sequence[Spec], offsets: Sequence[int]) -> Iterator[Any]:
+        """Tensors with bytes, each with a storage of its own."""
+        frombuffer = self.torch.frombuffer
+        types = {name: (self.types[name], item_bytes(name)) for name in {spec[1] for spec in specs}}
+        for spec, offset in zip(specs, offsets):
+            dtype, bytes_of_item = types[spec[1]]
+            if bytes_of_item == 1:  # not all of them are known there
+                bits = frombuffer(memory, dtype=self.torch.uint8, count=spec[3], offset=offset)
+                yield bits.view(dtype).view(self.shape_of(spec)).data
+            else:
+                # Into that shape, which takes less time than a view, and is none.
+                yield frombuffer(memory, dtype=dtype, count=spec[3] // bytes_of_item, offset=offset).resize_(spec[2])
 
     def room(self, domain: str) -> int:
         if domain == "host":
@@ -306,8 +362,11 @@ class Torch(Framework):
         room: int = free_bytes + cuda.memory_reserved(domain) - cuda.memory_allocated(domain)
         return room
 
+    def normal_mode(self) -> contextlib.AbstractContextManager[Any]:
+        return self._out_of_inference() if self.torch.is_inference_mode_enabled() else super().normal_mode()
+
     @contextlib.contextmanager
-    def normal_mode(self) -> Iterator[None]:
+    def _out_of_inference(self) -> Iterator[None]:
         with super().normal_mode(), self.torch.inference_mode(False):
             yield
 
@@ -377,12 +436,18 @@ class Torch(Framework):
         # torch can't do this with all types of one byte
         return self.torch.cat([piece.view(self.torch.uint8) for piece in pieces], dimension).view(tensor.dtype)
 
+    def size_of(self, tensor: Any) -> int:
+        size_bytes: int = tensor.numel() * tensor.element_size()
+        return size_bytes
+
     def copy(self, tensor: Any) -> Any:
         return tensor.clone(memory_format=self.torch.contiguous_format)
 
     def copy_bytes(self, tensor: Any) -> bytes:
         if tensor.numel() == 0:
             return b""
+        if tensor.device.type == "cpu" and tensor.is_contiguous():
+            return ctypes.string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size())
         if tensor.is_cuda:
             self.check_not_captured(str(tensor.device))
         # NumPy is optional beside torch, and knows fewer types.
@@ -486,33 +551,71 @@ class Numpy(Framework):
 
 _made: dict[tuple[type, bool], Any] = {}
 _classes = {"pt": Torch, "torch": Torch, "pytorch": Torch, "np": Numpy, "numpy": Numpy}
+_is_installed: dict[str, bool] = {}
+
+# Held while torch or NumPy is imported, and by a thread that forks: a child of a fork in the middle of an import could
+# never import that module.
+_importing = threading.RLock()
+_FORK_WAITS_SECONDS = 30.0  # longer than any import should take
+
+
+_forking: set[int] = set()  # threads that hold it because they fork
+
+
+def _before_fork() -> None:
+    if _importing.acquire(timeout=_FORK_WAITS_SECONDS):
+        _forking.add(threading.get_ident())
+
+
+def _after_fork_in_parent() -> None:
+    if threading.get_ident() in _forking:
+        _forking.discard(threading.get_ident())
+        _importing.release()
+
+
+def _after_fork_in_child() -> None:
+    global _importing
+    _importing = threading.RLock()
+    _forking.clear()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+
+
+def _default_name() -> str:
+    if "torch" in sys.modules:
+        return "pt"
+    if "torch" not in _is_installed:
+        _is_installed["torch"] = importlib.util.find_spec("torch") is not None
+    return "pt" if _is_installed["torch"] else "np"
 
 
 def framework(name: Any = None, own_storage: bool = False) -> Any:
     """By safetensors' name; none: torch where it is installed, else NumPy. With `own_storage`, small tensors share no
     storage."""
-    if name is None:
-        name = "pt" if "torch" in sys.modules or importlib.util.find_spec("torch") is not None else "np"
-    class_ = _classes.get(name)
+    class_ = _classes.get(_default_name() if name is None else name)
     if class_ is None:
         raise invalid(f"unknown framework {name!r}", "give 'pt' or 'np'")
-    own_storage = truth("own_storage", own_storage)
-    key = class_, own_storage
-    if key not in _made:
+    if own_storage is not True and own_storage is not False:
+        own_storage = truth("own_storage", own_storage)
+    return _made.get((class_, own_storage)) or _make(class_, own_storage)
+
+
+def _make(class_: Any, own_storage: bool) -> Any:
+    with _importing:
         try:
-            _made[key] = class_(own_storage)
+            return _made.setdefault((class_, own_storage), class_(own_storage))
         except ModuleNotFoundError as error:
             package = "torch" if class_ is Torch else "numpy"
             if error.name != package:
                 raise
             raise ModuleNotFoundError(f"{package} is not installed, and Penstock gives and takes arrays as its own: "
                                       f"pip install {package}", name=package) from None
-    return _made[key]
 
 
 def framework_of(value: Any) -> Any:
     """The framework that a tensor is of; nothing if it is none."""
     for module, name in (("torch", "pt"), ("numpy", "np")):
-        if module in sys.modules and framework(name).is_tensor(value):
+        if loaded(module) is not None and framework(name).is_tensor(value):
             return framework(name)
     return None

@@ -12,7 +12,7 @@ from ._arguments import named, natural, pair, seconds, truth
 from ._closing import Reopening, absolute
 from ._context import Context, context_of
 from ._dtypes import numpy_type, type_name
-from ._errors import Error, MissingKeyError, NotFoundError, invalid, make
+from ._errors import Error, MissingKeyError, NotFoundError, invalid, missing_key, naming, make
 from ._frameworks import framework as framework_named
 from ._frameworks import framework_of
 from ._memory import Memory, count_as_written, device_domain, memory_of
@@ -110,7 +110,8 @@ class Kinds(Reopening):
         options = _core.KindsOptions(b"" if dictionary is None else os.fsencode(dictionary), truth("device_write", device_write),
                                      serial, natural("window", first), natural("window", blocks),
                                      seconds("lock_seconds", lock_seconds))
-        self._core = _core.open_kinds(self._context._core, os.fsencode(store), options, create)
+        with naming(store, *([] if dictionary is None else [dictionary])):
+            self._core = _core.open_kinds(self._context._core, os.fsencode(store), options, create)
         self._opened_by(None if context is not None else functools.partial(
             Kinds, absolute(store), dictionary=None if dictionary is None else absolute(dictionary), device_write=device_write, serial=serial, window=window,
             lock_seconds=lock_seconds, device=device, framework=framework))
@@ -268,22 +269,25 @@ class Kinds(Reopening):
             if domain == "host":
                 check_room(sum(kind.record_bytes * count for kind, _, _, count in wanted), 0)
             made = [type_.allocate((count,), domain) for _, type_, _, count in wanted]
-            memories = [memory_of(each) for each in made]
+            memories = [type_.memory_of_new(each, count) for each, (_, type_, _, count) in zip(made, wanted)]
         else:
             made = list(out)
             if len(made) != len(wanted):
                 raise invalid(f"out: has {len(made)} parts for {len(wanted)} reads", "give one for each")
             memories = [type_.checked_out(each, (count,)) for each, (_, type_, _, count) in zip(made, wanted)]
-        wait_for_streams(memories, stream)
-        settled = [on_its_gpu(memory, "out") for memory in memories]
+        settled = memories
+        if any(memory.domain != "host" for memory in memories):
+            wait_for_streams(memories, stream)
+            settled = [on_its_gpu(memory, "out") for memory in memories]
         if out is not None and device is not None:
             _check_device(settled, device)
-        self._report = Report(**core.read(
+        self._report = core.read(
             [(kind.id, index, count, memory.pointer, memory.size_bytes, memory.domain)
              for (kind, _, index, count), memory in zip(wanted, settled)],
-            seconds("timeout", timeout), [memory.owner for memory in settled]))
-        for memory in memories:
-            count_as_written(memory.owner)
+            seconds("timeout", timeout), [memory.owner for memory in settled])
+        if out is not None:
+            for memory in memories:
+                count_as_written(memory.owner)
         return made
 
     def rows(self, kind: KindName, *, mapping: bool = True, look_again_seconds: float = 1.0, join_bytes: int = 4096,
@@ -304,9 +308,9 @@ class Kinds(Reopening):
     def _missing(self, kind: Union[str, int]) -> Error:
         names = list(self)
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        return make("not_found", 0, f"{self._store}: there is no kind {kind!r}",
-                    f"there are {', '.join(map(repr, names[:_NAMED]))}{more}" if names else "there are none: add one",
-                    class_=MissingKeyError)
+        return missing_key(f"{self._store}: there is no kind {kind!r}",
+                           f"there are {', '.join(map(repr, names[:_NAMED]))}{more}" if names else
+                           "there are none: add one")
 
     def _wanted(self, read: tuple[Any, ...], known: dict[Any, tuple[Kind, RowType]],
                 dtype: Any) -> tuple[Kind, RowType, int, int]:

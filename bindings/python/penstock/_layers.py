@@ -13,10 +13,10 @@ from . import _core
 from ._arguments import natural, seconds, truth
 from ._closing import Closing
 from ._context import Context, context_of
-from ._errors import Error, invalid, make
+from ._errors import Error, invalid, make, missing_key
 from ._frameworks import Spec, about_memory
 from ._frameworks import framework as framework_named
-from ._memory import device_domain
+from ._memory import count_as_written, device_domain
 from ._models import Model
 from ._report import size_text
 from ._streaming import size_in_bytes
@@ -59,14 +59,16 @@ class Layers(Closing):
     `groups` is None (by layer), a pattern or several ("model.layers.*.mlp.experts.*"; the rest goes by layer), or a dict
     of names of tensors by the names of groups; (name, row) and (name, (begin, end)) stand for rows. Without patterns,
     groups are first expected in their order; then the order is learnt, or told by `hint`. `timeout` is how long acquire
-    waits. `cache` is "auto", "keep" or "bypass", as for a Context; None: as the context does, but what is loaded for a
-    second time stays in the page cache, if all groups fit into half of the memory. For inference only: nothing is kept for a backward pass.
+    waits. For inference: after `release`, a backward pass that needs the tensors is refused by torch, unless they stay
+    where they are (all groups fit, or the group is pinned). With `debug`, `acquire` gives copies, which `release` fills
+    with NaN (integers with ones), so that a program that uses a tensor for too long shows it at once. `cache` is "auto", "keep" or "bypass", as for a Context; None: as the context does, but what is loaded for a
+    second time stays in the page cache, if all groups fit into half of the memory.
     """
 
     def __init__(self, model: Any, budget: Union[int, str], *, device: Any = None,
                  groups: Union[None, str, Sequence[str], Mapping[str, Sequence[GroupTensor]]] = None,
                  ahead: Union[int, str] = "256MiB", timeout: float = 100.0, in_order: Optional[bool] = None,
-                 cache: Optional[str] = None, context: Optional[Context] = None) -> None:
+                 cache: Optional[str] = None, debug: bool = False, context: Optional[Context] = None) -> None:
         timeout_seconds = seconds("timeout", timeout)
         if not 0 <= timeout_seconds <= _MOST_SECONDS:
             raise invalid(f"timeout is {timeout!r}", f"choose from 0 to {_MOST_SECONDS} seconds")
@@ -95,6 +97,12 @@ class Layers(Closing):
                           f"group {self.groups[slots.index(max(slots))]!r}, which needs {max(slots)}",
                           "raise the budget, or make the groups smaller")
         memory_bytes = min(budget_bytes, sum(slots))
+        self._all_stay = memory_bytes == sum(slots)
+        self._pinned: set[int] = set()
+        self._debug = truth("debug", debug)
+        self._lock = threading.Lock()  # guards what follows
+        self._held: dict[int, int] = {}  # by group: how often it was acquired and not released
+        self._copies: dict[int, _Made] = {}  # with `debug`: of groups that are held
         with self._frame.normal_mode():
             self._memory = self._allocate(memory_bytes)
         self._frame.settle(self._domain)
@@ -142,7 +150,14 @@ class Layers(Closing):
         Raises the error of a load that failed after `acquire` had returned; the group is released all the same.
         """
         handle = self._current_stream() if stream is None else self._handle(stream)
-        self._open().release(self._number(group), handle or 0)
+        core, number = self._open(), self._number(group)
+        with self._lock:
+            left = self._held.get(number, 1) - 1
+            self._held[number] = left
+            if left <= 0:
+                self._held.pop(number)
+                self._invalidate(number, handle)
+        core.release(number, handle or 0)
 
     def check(self) -> None:
         """Raises the error of a load that failed after `acquire` had returned, and was not raised yet. Call it when you
@@ -166,10 +181,18 @@ class Layers(Closing):
 
     def pin(self, group: Union[str, int]) -> None:
         """Loads a group soon, and keeps it at one place: CUDA graphs may use it there."""
-        self._open().pin(self._number(group))
+        number = self._number(group)
+        self._open().pin(number)
+        self._pinned.add(number)
 
     def unpin(self, group: Union[str, int]) -> None:
-        self._open().unpin(self._number(group))
+        number = self._number(group)
+        core = self._open()
+        with self._lock:
+            self._pinned.discard(number)
+            if number not in self._held:
+                self._invalidate(number, None)
+        core.unpin(number)
 
     @property
     def report(self) -> dict[str, Any]:
@@ -258,7 +281,36 @@ class Layers(Closing):
             with self._frame.normal_mode():
                 tensors = dict(zip((spec[0] for spec in specs), self._frame.views(self._memory, specs, offsets)))
             made = self._made[number] = _Made(offsets, tensors)
-        return made
+        with self._lock:
+            self._held[number] = self._held.get(number, 0) + 1
+            if not self._debug:
+                return made
+            if number not in self._copies:
+                with self._frame.normal_mode(), self._on(stream):
+                    self._copies[number] = _Made(offsets, {name: tensor.clone() for name, tensor in made.tensors.items()})
+            return self._copies[number]
+
+    def _invalidate(self, number: int, stream: Optional[int]) -> None:
+        """Other tensors may soon be where those of a group are. REQUIRES: the lock."""
+        copied = self._copies.pop(number, None)
+        if copied is not None:
+            torch = self._frame.torch
+            with torch.no_grad(), self._on(stream):
+                for tensor in copied.tensors.values():
+                    bits = tensor if tensor.dtype == torch.bool else tensor.reshape(-1).view(torch.uint8)
+                    bits.fill_(True if tensor.dtype == torch.bool else 255)  # of floating point a NaN
+        made = self._made.get(number)
+        if made is not None and not self._all_stay and number not in self._pinned:
+            for tensor in made.tensors.values():
+                count_as_written(tensor)
+
+    def _on(self, stream: Optional[int]) -> contextlib.AbstractContextManager[Any]:
+        """A block whose work is put on a stream."""
+        if self._domain == "host" or stream is None:
+            return contextlib.nullcontext()
+        cuda = self._frame.torch.cuda
+        on: contextlib.AbstractContextManager[Any] = cuda.stream(cuda.ExternalStream(stream, device=self._domain))
+        return on
 
     def _allocate(self, size_bytes: int) -> Any:
         try:
@@ -277,7 +329,7 @@ class Layers(Closing):
             raise TypeError(f"group must be a name or a number, and is {group!r}")
         number = self._numbers.get(group) if isinstance(group, str) else operator.index(group)
         if number is None or not 0 <= number < len(self.groups):
-            raise make("not_found", 0, f"there is no group {group!r}", "groups lists them")
+            raise missing_key(f"there is no group {group!r}", "groups lists them")
         return number
 
     def _given(self, groups: Any) -> list[tuple[str, list[tuple[int, Any]]]]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import operator
 import reprlib
-import sys
 from typing import Any, NamedTuple, Optional
 
 from . import _core
-from ._errors import invalid
+from ._errors import invalid, make
+from ._modules import loaded
 
 
 TORCH_DEVICES = "cpu", "cuda"  # by torch's name of their kind, those whose memory we reach
@@ -32,7 +32,7 @@ def device_domain(device: Any) -> str:
     if device is None or name in ("cpu", "host"):
         return "host"
     if name == "cuda":
-        torch = sys.modules.get("torch")
+        torch = loaded("torch")
         return f"cuda:{torch.cuda.current_device()}" if torch is not None and torch.cuda.is_available() else "cuda:0"
     if name.startswith("cuda:") and name[5:].isdecimal():
         return name
@@ -41,10 +41,10 @@ def device_domain(device: Any) -> str:
 
 def memory_of(target: Any, writable: bool = True) -> Memory:
     """Memory of whatever has some; `writable`: that may be written."""
-    torch = sys.modules.get("torch")
+    torch = loaded("torch")
     if torch is not None and isinstance(target, torch.Tensor):
         return _of_torch(torch, target)
-    numpy = sys.modules.get("numpy")
+    numpy = loaded("numpy")
     if numpy is not None and isinstance(target, numpy.ndarray):
         return _of_numpy(target, writable)
     if isinstance(target, tuple):
@@ -64,9 +64,42 @@ def memory_of(target: Any, writable: bool = True) -> Memory:
                       "give a tensor, an array, a buffer, or (pointer, size, device)") from None
 
 
+def hold_storage(memory: Memory, target: Any, while_others_run: bool) -> Memory:
+    """Memory of a tensor of torch that stays, whatever becomes of the tensor: another may be put in its place. While other
+    code of the program runs, it could also be resized, which torch refuses from now on, as for a tensor that NumPy
+    shares."""
+    torch = loaded("torch")
+    if torch is None or not isinstance(target, torch.Tensor) or memory.size_bytes == 0:
+        return memory
+    storage = storage_of(target)
+    if not while_others_run or memory.domain != "host" or not getattr(storage, "resizable", lambda: True)():
+        return memory._replace(owner=(target, storage))
+    if loaded("numpy") is None:
+        raise make("unsupported", 0, "the tensor could be resized while it is read into: torch needs NumPy to forbid that",
+                   "install NumPy, or read into a bytearray and make the tensor by torch.frombuffer")
+    with torch.inference_mode(False):
+        view = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    return memory._replace(owner=(target, view))
+
+
+def storage_of(tensor: Any) -> Any:
+    """Without a type."""
+    return tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor._storage()
+
+
+def check_storage(memory: Memory, target: Any) -> None:
+    """Refuses memory of a GPU that torch has freed meanwhile: it can't be held."""
+    if memory.domain != "host" and isinstance(memory.owner, tuple) and hasattr(target, "data_ptr"):
+        storage = memory.owner[1]
+        begin = storage.data_ptr()
+        if not begin <= memory.pointer <= memory.pointer + memory.size_bytes <= begin + storage.nbytes():
+            raise make("changed", 0, "the tensor was resized while it was read into, so the bytes are not in it, and may be "
+                       "in memory of others", "resize it before or after")
+
+
 def count_as_written(owner: Any) -> None:
     """Tells torch that a tensor is written, if it is one: a graph that still needs what was there is then refused."""
-    torch = sys.modules.get("torch")
+    torch = loaded("torch")
     if torch is None or not isinstance(owner, torch.Tensor) or owner.is_inference() or owner.is_quantized:
         return
     if hasattr(torch.autograd.graph, "increment_version"):

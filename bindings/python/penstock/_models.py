@@ -16,8 +16,8 @@ from typing import Any, Callable, Iterable, Iterator, Literal, Mapping, NamedTup
 from . import _core
 from ._arguments import truth
 from ._context import Context, context_of, on_a_thread
-from ._errors import invalid
-from ._frameworks import PACKED_BITS, Numbers, Spec, item_bytes
+from ._errors import NotFoundError, invalid, missing_key, naming
+from ._frameworks import PACKED_BITS, ROOM_CHECK_BYTES, Numbers, Spec
 from ._frameworks import framework as framework_named
 from ._memory import device_domain
 from ._packed import OWN_KEYS
@@ -34,6 +34,7 @@ COLUMNS = "auto", "pieces", "whole"
 BACKENDS = None, "mmap", "pread"  # of safetensors; what is fastest is chosen here
 URI = re.compile(rb"[a-z][a-z0-9+-]+:")
 PATTERN = re.compile(r"[*?\[]")
+HUB_ID = re.compile(rb"[\w.-]*\w[\w.-]*/[\w.-]*\w[\w.-]*")
 
 
 class Tensor(NamedTuple):
@@ -129,7 +130,14 @@ class Model:
         names = [os.fsencode(each) for each in self.paths]
         # Most are paths, for which there need be no Context yet.
         opener = context_of(context)._core if any(map(URI.match, names)) else None
-        self.core = _core.open_model(opener, names)
+        with naming(*self.paths):
+            try:
+                self.core = _core.open_model(opener, names)
+            except NotFoundError as error:
+                if len(names) == 1 and HUB_ID.fullmatch(names[0]):
+                    error.hint = ("check the name; if it is the id of a model on the Hugging Face hub, give the path that "
+                                  f"huggingface_hub.snapshot_download({os.fsdecode(names[0])!r}) returns")
+                raise
         self.tensors = AllTensors(self.core)
         self._mapped: dict[int, Any] = {}
 
@@ -139,6 +147,11 @@ class Model:
         if memory is None:  # not yet, or too little of it was there the last time
             memory = self._mapped[file] = _core.map_file(context._core, self.core, file, cold_too)
         return memory
+
+    def in_memory(self, file: int) -> Any:
+        """The file as memory, if it is mapped and was in the page cache then."""
+        memory = self._mapped.get(file)
+        return memory if memory is not None and memory.was_cached else None
 
     def unmap(self) -> None:
         """Lets go of mappings: tensors in them keep them."""
@@ -166,7 +179,7 @@ class Model:
     def find(self, name: str) -> int:
         index = self.by_name.get(name)
         if index is None:
-            raise invalid(f"{self} has no tensor {name!r}", "see keys()")
+            raise missing_key(f"{self} has no tensor {name!r}", "penstock.safe_open(path).keys() has the names")
         return index
 
     def matching(self, name: str) -> list[int]:
@@ -176,7 +189,7 @@ class Model:
         fits = re.compile(fnmatch.translate(name)).match
         found = [index for index, tensor in enumerate(self.tensors) if fits(tensor[0])]
         if not found:
-            raise invalid(f"no tensor of {self} matches {name!r}", "see keys(), or `penstock inspect --tensors`")
+            raise missing_key(f"no tensor of {self} matches {name!r}", "penstock.safe_open(path).keys() has the names")
         return found
 
     def select(self, select: Select) -> Sequence[int]:
@@ -314,9 +327,8 @@ class Load:
         left: list[int] = []
         for place in places:
             index = what.indices[place]
-            dtype, _, size_bytes, file, offset = model.tensors[index][1:6]
-            packed = model.tensors[index][8] != ""  # the file has other bytes
-            fits = (size_bytes != 0 and not packed and offset % item_bytes(dtype) == 0
+            dtype, file = model.tensors[index][1], model.tensors[index][4]
+            fits = (frame.can_view(model.tensors[index])
                     and (index not in what.parts or with_parts and dtype not in PACKED_BITS))
             (by_file.setdefault(file, []) if fits else left).append(place)
         for file, mapped in by_file.items():
@@ -342,7 +354,9 @@ class Load:
                 memory.populate(context._core, sorted(ranges))
             else:
                 self._mapped_cold = True
-                memory.read_ahead(context._core, sorted(ranges), frame.room("host") // 2)
+                size_bytes = sum(each[1] for each in ranges)
+                most_bytes = size_bytes if size_bytes <= ROOM_CHECK_BYTES else frame.room("host") // 2
+                memory.read_ahead(context._core, sorted(ranges), most_bytes)
             self._mapped_bytes += sum(what.specs[place][3] for place in mapped)
             self._places.append((mapped, tensors.copy))
         return sorted(left)
@@ -364,9 +378,7 @@ class Load:
         count = self._mapped_bytes
         if count == 0:
             return Report(**self._loading.wait(progress))
-        why = ("the file is mapped, to be shared; it comes into the page cache as it is used, or before" if
-               self._mapped_cold else "the file is in the page cache: it is mapped, not copied")
-        report = Report("done", count, self._mapped_seconds, {"mapped": count}, "", why, "cpu")
+        report = mapped_report(count, self._mapped_seconds, self._mapped_cold)
         if self._loading is None:
             if progress is not None:
                 progress(count, count)
@@ -400,6 +412,12 @@ class Load:
         """One of the tensors, which is the caller's from then on."""
         tensor, self.tensors[place] = self.tensors[place], None
         return self._frame.give(tensor, self._streams)
+
+
+def mapped_report(size_bytes: int, seconds: float, is_cold: bool = False) -> Report:
+    why = ("the file is mapped, to be shared; it comes into the page cache as it is used, or before" if is_cold else
+           "the file is in the page cache: it is mapped, not copied")
+    return Report("done", size_bytes, seconds, {"mapped": size_bytes}, "", why, "cpu")
 
 
 def rows_in_file(whole: Spec, intervals: Optional[list[Interval]]) -> list[tuple[int, int]]:

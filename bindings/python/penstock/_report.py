@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any, Callable, Optional, Union
 
 from ._arguments import truth
+from ._modules import loaded
 
 # Called with what is done and with all, in bytes; True: a line on the terminal.
 Progress = Union[None, bool, Callable[[int, int], Any]]
@@ -126,10 +128,26 @@ class Line:
         sys.stderr.flush()
 
 
+_DEBUG, _INFO = 10, 20  # of logging
+_logger: Any = None
+
+
 def log(what: str, report: Report) -> None:
     """The one line of a load."""
-    if sys.is_finalizing():  # nothing can be imported any more
-        return
-    import logging  # takes a third of the time that importing this package may take
+    _log(_INFO, what, report)
 
-    logging.getLogger("penstock").info("%s: %s", what, report)
+
+def log_read(path: Any, report: Report) -> None:
+    """The line of a read, of which a program may do very many."""
+    _log(_DEBUG, path, report)
+
+
+def _log(level: int, what: Any, report: Report) -> None:
+    global _logger
+    if _logger is None:
+        logging = loaded("logging")
+        if logging is None:  # nothing in the program handles what is logged
+            return
+        _logger = logging.getLogger("penstock")
+    if _logger.isEnabledFor(level):
+        _logger.log(level, "%s: %s", what if isinstance(what, str) else os.fsdecode(what), report)

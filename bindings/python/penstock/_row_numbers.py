@@ -12,10 +12,12 @@ from typing import Any, NamedTuple, Optional, Sequence
 from ._arguments import named
 from ._errors import invalid, make
 from ._memory import Memory, memory_of
+from ._modules import loaded
 
 # Types of numbers, in the order of the library.
 _INTEGERS = {name: number for number, name in enumerate(
     ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"))}
+_INT64 = _INTEGERS["int64"]
 _CODES = set("bhilqnBHILQN")  # of integers in buffers
 _NATIVE = "@=<" if sys.byteorder == "little" else "@=>"  # marks of their order
 
@@ -31,13 +33,18 @@ class Numbers(NamedTuple):
 
 def numbers_of(indices: Any, argument: str, may_be_missing: bool = False) -> Numbers:
     """Numbers of rows, of whatever has some. Those that no integer type holds are refused, unless they may be missing."""
-    torch = sys.modules.get("torch")
+    torch = loaded("torch")
     if torch is not None and isinstance(indices, torch.Tensor):
+        if indices.dtype == torch.int64 and indices.device.type == "cpu" and indices.is_contiguous() and \
+                indices.layout == torch.strided and not indices.is_neg():
+            size, pointer = indices.numel(), indices.data_ptr()
+            if pointer % 8 == 0:
+                return Numbers(Memory(pointer, 8 * size, "host", indices), _INT64, size, tuple(indices.shape))
         name = str(indices.dtype).partition(".")[2]
         return _typed(argument, name, named(argument, lambda: memory_of(indices.detach().contiguous())),
                       tuple(indices.shape))
-    numpy = sys.modules.get("numpy")
-    masks = sys.modules.get("numpy.ma")
+    numpy = loaded("numpy")
+    masks = loaded("numpy.ma")
     if masks is not None and masks.is_masked(indices):
         raise TypeError(f"{argument}: some of them are masked: give filled(number), or compressed()")
     if numpy is not None and isinstance(indices, numpy.ndarray) and indices.dtype == object and indices.ndim:

@@ -13,7 +13,7 @@ from ._arguments import named, natural, seconds, truth
 from ._closing import Reopening, absolute, mark
 from ._context import Context, context_of
 from ._dtypes import BITS, of_code, type_name
-from ._errors import invalid, make
+from ._errors import NotFoundError, invalid, make, missing_key, naming
 from ._frameworks import about_memory
 from ._frameworks import framework as framework_named
 from ._frameworks import framework_of, unsupported
@@ -23,7 +23,6 @@ from ._row_numbers import first_outside, numbers_of
 from ._streams import on_its_gpu, wait_for_streams
 
 _ALL = (1 << 64) - 1
-_ROOM_CHECK_BYTES = 64 << 20  # to ask how much memory there is takes longer than a small gather
 _MARGIN_BYTES = 256 << 20  # of memory that stays free for all else, at most; of a small machine a sixteenth
 _BESIDE_A_NUMBER = 40  # bytes that a gather has of each: where its row is, and where it goes
 _AROUND_A_ROW = 2 * 4096  # bytes that may be read with one, up to whole blocks
@@ -135,6 +134,12 @@ class RowType:
             except (MemoryError, RuntimeError) as error:
                 raise about_memory(error, f"no room for {count} bytes of {self.things} on {domain}", "ask for less") from None
 
+    def memory_of_new(self, made: Any, count: int) -> Memory:
+        """Of what `allocate` gave, which has so many rows."""
+        if self.frame.name == "np":
+            return Memory(made.ctypes.data, count * self.row_bytes, "host", made)
+        return memory_of(made) if made.is_cuda else Memory(made.data_ptr(), count * self.row_bytes, "host", made)
+
     def checked_out(self, out: Any, shape: tuple[int, ...]) -> Memory:
         """Memory for rows of that shape. Elements of bytes are memory like any other; those of another type are refused."""
         memory: Memory = named("out", lambda: memory_of(out))
@@ -158,7 +163,7 @@ class RowType:
 
 def check_room(result_bytes: int, beside_bytes: int) -> None:
     """Where the system promises more memory than it has, programs that use all of it are ended without a word."""
-    if result_bytes + beside_bytes <= _ROOM_CHECK_BYTES:
+    if result_bytes + beside_bytes <= _frameworks.ROOM_CHECK_BYTES:
         return
     room = _frameworks.host_room()
     if result_bytes + beside_bytes + min(_MARGIN_BYTES, room // 16) <= room:
@@ -232,7 +237,7 @@ class Rows(Reopening):
         self._context = context_of(context)
         self._frame = framework_named(framework)
         self._domain = None if device is None else device_domain(device)
-        self._report: Optional[RowsReport] = None
+        self._last: Any = None
         is_raw = dtype is not None or row_bytes is not None
         dtype = type_name(dtype, "give row_bytes") or None
         shape = tuple(lengths_of("row_shape", row_shape))
@@ -253,15 +258,21 @@ class Rows(Reopening):
 
         def open_one(each: Any) -> Any:
             core, name = self._context._core, os.fsencode(each)
-            if tensor is not None:
-                return _core.open_tensor_rows(core, name, tensor, options)
             if is_raw:
                 return _core.open_raw_rows(core, name, natural("offset", offset), bytes_of_row,
                                            natural("stride_bytes", stride_bytes),
                                            _ALL if count is None else natural("count", count), options)
-            return _core.open_npy_rows(core, name, options)
+            if tensor is None:
+                return _core.open_npy_rows(core, name, options)
+            try:
+                return _core.open_tensor_rows(core, name, tensor, options)
+            except NotFoundError as error:
+                if error.system_error:  # the model is missing, not the tensor
+                    raise
+                raise missing_key(error.message, error.hint) from None
 
-        parts = [open_one(each) for each in paths]
+        with naming(*paths):
+            parts = [open_one(each) for each in paths]
         core: Any = parts[0] if len(parts) == 1 else _core.join_rows(parts)
         if len({(each.info()["dtype"], tuple(each.info()["row_shape"])) for each in parts}) > 1:
             raise invalid("path: the files have rows of different types or shapes", "make a table of each")
@@ -279,7 +290,7 @@ class Rows(Reopening):
         """A table that is open already: `what` in the store of that name."""
         self = cls.__new__(cls)
         self._names, self._tensor, self._context, self._frame, self._domain = [name], what, context, frame, domain
-        self._report, self._scratch_bytes = None, scratch_bytes
+        self._last, self._scratch_bytes = None, scratch_bytes
         info = core.info()
         self._adopt(core, info["dtype"], info["row_shape"])
         self._opened_by(again, marks)
@@ -327,7 +338,8 @@ class Rows(Reopening):
     @property
     def report(self) -> Optional[RowsReport]:
         """How the last gather of any thread went; None before the first, and after one that failed."""
-        return self._report
+        last = self._last
+        return None if last is None else RowsReport(**last.as_dict())
 
     def __getitem__(self, index: Any) -> Any:
         """A row, a slice, or rows by their numbers. A number below 0 counts from the end, as everywhere in Python; those
@@ -358,24 +370,27 @@ class Rows(Reopening):
         Work on `stream` (torch's current one, if not given) is waited for first where indices or `out` are in GPU memory.
         `timeout` is in seconds; 0: none but that of the Context.
         """
-        core, timeout = self._open(), seconds("timeout", timeout)
-        may_be_missing = truth("zeros_for_missing", zeros_for_missing)
+        core = self._open()
+        timeout = seconds("timeout", timeout) if timeout != 0 else 0.0
+        may_be_missing = zeros_for_missing if zeros_for_missing is False else truth("zeros_for_missing", zeros_for_missing)
         if not may_be_missing:
             self._check_range(indices)
         numbers = numbers_of(indices, "indices", may_be_missing)
         if out is None:
             made = self._type.allocate(numbers.shape, self._domain or numbers.memory.domain, self._beside_bytes(numbers.size))
-            memory = memory_of(made)
+            memory = self._type.memory_of_new(made, numbers.size)
         else:
             made, memory = out, self._type.checked_out(out, numbers.shape)
-        wait_for_streams((numbers.memory, memory), stream)
-        source = on_its_gpu(numbers.memory, "indices")
-        target = on_its_gpu(memory, "out")
-        self._report = None
-        self._report = RowsReport(**named("indices", lambda: core.gather(
+        source, target = numbers.memory, memory
+        if source.domain != "host" or target.domain != "host":
+            wait_for_streams((source, target), stream)
+            source, target = on_its_gpu(source, "indices"), on_its_gpu(target, "out")
+        self._last = None
+        self._last = named("indices", lambda: core.gather(
             source.pointer, source.size_bytes, numbers.type, source.domain, target.pointer, target.size_bytes,
-            target.domain, may_be_missing, timeout, (target.owner, source.owner))))
-        count_as_written(memory.owner)
+            target.domain, may_be_missing, timeout, (target.owner, source.owner)))
+        if out is not None:
+            count_as_written(memory.owner)
         return made
 
     def rows(self, begin: int, count: int, out: Any = None, *, stream: Any = None, timeout: float = 0) -> Any:
@@ -387,15 +402,18 @@ class Rows(Reopening):
                        f"of {self._rows}", "ask for less")
         if out is None:
             made = self._type.allocate((count,), self._domain or "host")
-            memory = memory_of(made)
+            memory = self._type.memory_of_new(made, count)
         else:
             made, memory = out, self._type.checked_out(out, (count,))
-        wait_for_streams((memory,), stream)
-        target = on_its_gpu(memory, "out")
-        self._report = None
-        self._report = RowsReport(**core.rows(begin, count, target.pointer, target.size_bytes, target.domain,
-                                              seconds("timeout", timeout), target.owner))
-        count_as_written(memory.owner)
+        target = memory
+        if target.domain != "host":
+            wait_for_streams((target,), stream)
+            target = on_its_gpu(target, "out")
+        self._last = None
+        self._last = core.rows(begin, count, target.pointer, target.size_bytes, target.domain,
+                               seconds("timeout", timeout), target.owner)
+        if out is not None:
+            count_as_written(memory.owner)
         return made
 
     def _beside_bytes(self, count: int) -> int:
@@ -438,6 +456,8 @@ def options_of(mapping: bool, look_again_seconds: float, join_bytes: int, scratc
 
 
 def _is_one_number(index: Any) -> bool:
+    if getattr(index, "ndim", 0):
+        return False
     is_scalar = getattr(index, "shape", None) == ()
     if isinstance(index, bool) or (is_scalar and str(getattr(index, "dtype", "")) in ("bool", "torch.bool")):
         raise TypeError(f"indices: {index} is no number of a row: give integers")

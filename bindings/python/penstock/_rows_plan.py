@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, NamedTuple, Sequence, Union
 
 from . import _core
@@ -10,6 +9,7 @@ from ._arguments import named, natural, seconds, truth
 from ._closing import Closing
 from ._errors import invalid, make
 from ._memory import Memory, count_as_written, device_domain, memory_of
+from ._modules import loaded
 from ._row_numbers import Numbers, numbers_of
 from ._rows import Rows
 from ._streams import on_its_gpu, stream_handle
@@ -115,7 +115,7 @@ class RowsPlan(Closing):
         return make("closed", 0, "the plan is closed", "make another, and capture the graphs that have it anew")
 
     def _numbers(self, indices: Any) -> Numbers:
-        torch = sys.modules.get("torch")
+        torch = loaded("torch")
         if torch is not None and isinstance(indices, torch.Tensor) and not indices.is_contiguous():
             raise invalid("indices: the tensor is not contiguous, and a copy would not be the graph's",
                           "give indices.contiguous(), inside the graph")

@@ -7,17 +7,20 @@ import os
 import re
 import reprlib
 import threading
+import time
 import weakref
-from typing import Any, Callable, Iterator, Optional, Sequence
+from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
 
 from ._context import Context, context_of
 from ._errors import Error, invalid, make
-from ._frameworks import PACKED_BITS
+from ._frameworks import PACKED_BITS, ROOM_CHECK_BYTES
 from ._frameworks import framework as framework_named
 from ._indexing import Interval, Plan, plan
+from ._memory import device_domain
 from ._packed import is_packed
 from ._report import Report, Total, log
-from ._models import Load, Mapping_, Model, Wanted, check_backend, domains_of, how_to_map, rounded, wanted
+from ._models import (Load, Mapping_, Model, Wanted, check_backend, domains_of, how_to_map, mapped_report, rounded, rows_in_file,
+                      wanted)
 
 # How far a loop is read ahead of, at most. Several requests, so that the next is at work while the last pieces of one
 # come; each long enough to be worth it.
@@ -50,6 +53,8 @@ class Source:
         self._mapping: Mapping_ = mapping
         self._context = context  # none: the default one, which after a fork is another
         self._given: dict[int, object] = {}  # NumPy: by tensor, the load that may have mapped it
+        self.may_be_shared = frame.name == "pt" and mapping != "none" and not isinstance(device, Mapping) and \
+            not callable(device) and device_domain(device) == "host"
 
     def start(self, what: Wanted, device: Any = None) -> Load:
         # Arrays of NumPy are the caller's own, as with safetensors: of what is mapped already there is no second view.
@@ -66,7 +71,10 @@ class Source:
         return self.model.tensors[index][1] in self.frame.types
 
     def room_ahead(self) -> int:
-        rooms = map(self.frame.room, domains_of(self.model.tensors, self.device))
+        domains = domains_of(self.model.tensors, self.device)
+        if list(domains) == ["host"] and sum(self.model.tensors.sizes()) <= ROOM_CHECK_BYTES:
+            return AHEAD_BYTES
+        rooms = map(self.frame.room, domains)
         return min((room // 8 for room in rooms), default=AHEAD_BYTES)
 
 
@@ -127,6 +135,9 @@ class ReadAhead:
     def names(self) -> list[str]:
         """Sorted."""
         return [self._names[index] for index in self._orders[0]]
+
+    def is_ahead(self, index: int) -> bool:
+        return index in self._ahead
 
     def count_as_given(self, size_bytes: int) -> None:
         """What was read without it counts as asked for, too."""
@@ -384,13 +395,42 @@ class safe_open:
             raise make("closed", 0, "the file is closed", "use it inside its with block")
         return self._reader
 
+    def _of_mapping(self, index: int, dimension: int = 0, intervals: Optional[list[Interval]] = None) -> Any:
+        """A tensor, or a part, of a file that is mapped already and was in the page cache: nothing is to be waited for.
+        None: it is not so."""
+        source, frame, whole = self._source, self._frame, self._model.tensors[index]
+        memory = self._model.in_memory(whole[4]) if source.may_be_shared else None
+        if memory is None or whole[1] not in frame.types or not frame.can_view(whole):
+            return None
+        if intervals is not None and whole[1] in PACKED_BITS:
+            return None
+        begun = time.monotonic()
+        with frame.normal_mode():
+            [tensor] = frame.view(memory.memory, [whole], [whole[5]])
+            if intervals is not None:
+                tensor = frame.part(tensor, dimension, intervals)
+        memory.populate(context_of(source._context)._core, rows_in_file(whole, intervals if dimension == 0 else None))
+        size_bytes = whole[3] if intervals is None else frame.size_of(tensor)
+        with self._lock:
+            self._total.add(begun, mapped_report(size_bytes, time.monotonic() - begun))
+            if self._reader is not None:
+                self._reader.count_as_given(size_bytes)
+        return tensor
+
     def _whole(self, index: int) -> Any:
+        reader = self._reader
+        tensor = None if reader is not None and reader.is_ahead(index) else self._of_mapping(index)
+        if tensor is not None:
+            return tensor
         with self._lock:
             if self._reader is not None:
                 return self._reader.get(index)
         return self._load(wanted(self._model, [index], None)).tensors[0]
 
     def _load_part(self, index: int, dimension: int, intervals: list[Interval]) -> Any:
+        part = self._of_mapping(index, dimension, intervals)
+        if part is not None:
+            return part
         shape, size_bytes = self._model.core.describe_part(index, dimension, intervals)
         name, dtype = self._model.tensors[index][:2]
         what = Wanted([index], [(name, dtype, shape, size_bytes)], {index: (dimension, intervals)})

@@ -8,7 +8,7 @@ from typing import Any, Iterator, Mapping, Optional
 from . import _core
 from ._arguments import natural, truth
 from ._context import Context, context_of
-from ._errors import invalid
+from ._errors import invalid, naming
 from ._frameworks import Spec, framework_of
 from ._frameworks import framework as framework_named
 from ._memory import TORCH_DEVICES
@@ -42,10 +42,11 @@ def save_checked(tensors: Mapping[str, Any], filename: Any, metadata: Optional[M
         owners.append(owner)
     for domain in {each[5] for each in saved} - {"host"}:
         framework_named("pt").settle(domain)
-    report = Report(**_core.save(context_of(context)._core, os.fsencode(filename), saved,
-                                 text_metadata(metadata), align, truth("durable", durable),
-                                 truth("checksums", checksums), truth("packed", packed),
-                                 told(progress, os.fsdecode(filename))))
+    with naming(filename):
+        report = Report(**_core.save(context_of(context)._core, os.fsencode(filename), saved,
+                                     text_metadata(metadata), align, truth("durable", durable),
+                                     truth("checksums", checksums), truth("packed", packed),
+                                     told(progress, os.fsdecode(filename))))
     log(f"saved {os.fsdecode(filename)}: {len(saved)} tensors", report)
     return report
 

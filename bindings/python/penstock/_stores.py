@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import array
+import functools
+import mmap
 import os
 from types import TracebackType
 from typing import Any, Optional
 
 from ._arguments import natural, truth
-from ._closing import Closing
+from ._closing import Closing, Reopening, absolute, file_mark
 from ._context import Context, context_of
-from ._errors import invalid, make
+from ._errors import Error, invalid, make, name_file, naming
 from ._frameworks import framework as framework_named
 from ._memory import device_domain
-from ._report import Progress, Report
+from ._report import Progress, Report, log_read
 
+BUFFERS = bytearray, memoryview, mmap.mmap, array.array
 ACCESS = "read", "write", "create", "replace"
 
 
-class Store(Closing):
+class Store(Reopening):
     """What penstock.open gives: a file, a block device or a URI, opened once for any number of reads and writes.
 
     Offsets and sizes are bytes; `lba` and `count` say the same in blocks of the store. Calls from any thread. Used with
-    `with`, it is closed at the end of the block.
+    `with`, it is closed at the end of the block. One that is open for reading, without a `context` of yours, can be
+    pickled, by its name, and forked.
     """
 
     def __init__(self, name: Any, access: str = "read", *, size: int = 0, device_write: bool = False, serial: str = "",
@@ -32,12 +37,19 @@ class Store(Closing):
         self._name = os.fsdecode(name)
         if not isinstance(serial, str):
             raise TypeError(f"serial must be a str, and is {serial!r}")
-        self._core = self._context._core.open(os.fsencode(name), access, natural("size", size),
-                                              truth("device_write", device_write), serial,
-                                              natural("first_block", first_block), natural("blocks", blocks))
+        with naming(name):
+            self._core = self._context._core.open(os.fsencode(name), access, natural("size", size),
+                                                  truth("device_write", device_write), serial,
+                                                  natural("first_block", first_block), natural("blocks", blocks))
         self._replaces = access == "replace"
-        self._process = os.getpid()  # a forked child leaves the new file to its parent
         self._committed = False
+        self._is_read = access == "read"
+        # A forked child opens what is read again, and leaves a new file to its parent.
+        self._opened_by(functools.partial(Store, absolute(name)) if self._is_read and context is None else None,
+                        file_mark(name))
+
+    def __reduce__(self) -> Any:
+        return super().__reduce__() if self._is_read else Closing.__reduce__(self)
 
     def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
                  traceback: Optional[TracebackType]) -> None:
@@ -85,6 +97,10 @@ class Store(Closing):
     def read_into(self, target: Any, offset: Optional[int] = None, size: Optional[int] = None, *,
                   lba: Optional[int] = None, count: Optional[int] = None, progress: Progress = None) -> Report:
         """Fills memory, as penstock.read_into does."""
+        if type(target) in BUFFERS and lba is None and count is None and progress is None:
+            report = self._read_brief(target, offset, size)
+            if report is not None:
+                return report
         return self._context._move(target, self._name, offset, size, lba, count, progress, opened=self._open())
 
     async def read_into_async(self, target: Any, offset: Optional[int] = None, size: Optional[int] = None, *,
@@ -97,8 +113,24 @@ class Store(Closing):
              progress: Progress = None) -> Any:
         """Reads into new memory: a torch tensor or a NumPy array (`framework`) of uint8. Without a size, up to the end."""
         target = self._allocate(offset, size, lba, count, device, framework)
+        if size is not None and device == "cpu" and lba is None and progress is None:
+            address = target.data_ptr() if hasattr(target, "data_ptr") else target.ctypes.data
+            if self._read_brief(address, offset, size) is not None:
+                return target
         self.read_into(target, offset, lba=lba, progress=progress)
         return target
+
+    def _read_brief(self, target: Any, offset: Optional[int], size: Optional[int]) -> Optional[Report]:
+        """None: it is not so brief, or wrong."""
+        core = self._open()
+        try:
+            report: Optional[Report] = self._context._core.read_brief(core, target, offset, size)
+        except Error as error:
+            name_file(error, self._name)
+            raise
+        if report is not None:
+            log_read(self._name, report)
+        return report
 
     async def read_async(self, offset: Optional[int] = None, size: Optional[int] = None, *, lba: Optional[int] = None,
                          count: Optional[int] = None, device: Any = "cpu", framework: Optional[str] = None) -> Any:
@@ -151,10 +183,7 @@ class Store(Closing):
         wanted = size if count is None else count * core.block_bytes
         if wanted is None:
             wanted = max(0, core.size_bytes() - begin)
-        frame = framework_named(framework)
-        domain = device_domain(device)
-        with frame.normal_mode():
-            return frame.allocate([("the bytes", "U8", (wanted,), wanted)], domain).finish()[0]
+        return framework_named(framework).allocate_bytes(wanted, device_domain(device))
 
 
 def open(name: Any, access: str = "read", *, size: int = 0, device_write: bool = False, serial: str = "",

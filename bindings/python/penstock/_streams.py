@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import operator
-import sys
 from typing import Any, Sequence
 
 from . import _core
 from ._arguments import named
 from ._frameworks import framework as framework_named
 from ._memory import Memory
+from ._modules import loaded
 
 
 def wait_for_streams(memories: Sequence[Memory], stream: Any) -> None:
@@ -24,7 +24,7 @@ def wait_for_streams(memories: Sequence[Memory], stream: Any) -> None:
         domain = on_its_gpu(memory, "indices").domain
         if (domain, handle) not in waited:
             waited.add((domain, handle))
-            torch = sys.modules.get("torch")
+            torch = loaded("torch")
             if torch is not None and torch.cuda.is_initialized():
                 framework_named("pt").check_not_captured(domain)
             _core.wait_for_stream(domain, handle)
