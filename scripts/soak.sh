@@ -20,6 +20,8 @@
 #            byte compared; then PENSTOCK_TIER_OPERATIONS operations of several at once, compared with a model (default:
 #            2,000); then PENSTOCK_TIER_RACES rounds as root against a user who exchanges his folders for links (default:
 #            300)
+#   python   the Python package in PENSTOCK_PYTHON_ROUNDS rounds (default: 200) of two programs: one whose threads make their
+#            first reads while it forks, and one that changes tensors that are read into, beside a busy executor
 #   nvme     the NVMe driver against a controller that misbehaves, with PENSTOCK_NVME_SEEDS seeds of 3,000 operations and
 #            PENSTOCK_NVME_LONG_SEEDS of 100,000 (default: 2,000 and 50)
 #   guest    the NVMe driver in a guest of the other architecture, cross-compiled; Debian only
@@ -28,7 +30,7 @@
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
-all_stages=(tidy clang dev asan tsan slow fuzz seeds tiers nvme guest packages browser)
+all_stages=(tidy clang dev asan tsan slow fuzz seeds tiers python nvme guest packages browser)
 for argument in "$@"; do
   case " ${all_stages[*]} --help -h " in
     *" $argument "*) ;;
@@ -98,6 +100,14 @@ run_tiers() {
     PENSTOCK_TIER_KILLS=${PENSTOCK_TIER_KILLS:-2000} PENSTOCK_TIER_OPERATIONS=${PENSTOCK_TIER_OPERATIONS:-2000} \
       PENSTOCK_TIER_RACES=${PENSTOCK_TIER_RACES:-300} \
       build/bin/unit_services --gtest_filter='TiersModel.*:TiersCrash.*:*TiersHostile.*' --gtest_brief=1
+}
+
+# With the interpreter that the package was built for.
+run_python() {
+  build release penstock_python || return
+  local python=python3
+  [[ ! -x .venv/bin/python ]] || python=.venv/bin/python
+  PYTHONPATH=$PWD/build/python "$python" -B tests/python/python_soak.py "${PENSTOCK_PYTHON_ROUNDS:-200}"
 }
 
 run_nvme() {

@@ -183,7 +183,12 @@ run_tests() {
   tested=$(cd "$work" && PYTHONPATH=$libraries venv/bin/python -B -c 'import penstock; print(penstock.__file__)') || return
   [[ $tested == "$work"/venv/* ]] || die "the tests would be of $tested, which comes before the wheel"
   (cd "$work" && PYTHONPATH=$libraries "$work/venv/bin/python" -B "${tests[0]%/*}/run.py" "${tests[@]}") || status=$?
-  ((status == 0 || status == 77)) # the latter: skipped, with the reason printed
+  # The latter: skipped, with the reason printed.
+  case $status in
+    0) verdict="tested with Python $version" ;;
+    77) verdict="not tested: the tests were skipped" ;;
+    *) return 1 ;;
+  esac
 }
 
 # try_in_root FILE MACHINE: in the release of Debian whose Python takes it.
@@ -195,7 +200,7 @@ try_in_root() {
 }
 
 make_wheel() {
-  local wheel tried=()
+  local wheel verdict tried=()
   version=$("$python" -c 'import platform; print(platform.python_version())')
   work=$all_work/$machine-$version
   mkdir -p "$work" "$out"
@@ -211,7 +216,7 @@ make_wheel() {
   if [[ $machine == "$here" ]]; then
     stage 'install it in a bare venv' try_bare
     stage 'run the tests there' run_tests
-    tried+=("tested with Python $version")
+    tried+=("$verdict")
   fi
   if $in_root; then
     stage 'use it in a bare root' try_in_root "$wheel" "$machine"
