@@ -270,7 +270,8 @@ HeldStore open_store(PythonContext& self, const nb::bytes& path, const std::stri
   return HeldStore(open(*self.get(), path, options));
 }
 
-Report transfer_now(Context& context, const Store& store, const Wanted& wanted) {
+// By the calling thread, which orders it in the stream by itself: nothing that waits is put there.
+Report transfer_now(Context& context, const Store& store, const Wanted& wanted, std::function<bool()> keep_going = {}) {
   const auto range = range_of(store, wanted);
   if (!range) {
     Report report;
@@ -278,8 +279,13 @@ Report transfer_now(Context& context, const Store& store, const Wanted& wanted) 
     report.error = range.error();
     return report;
   }
-  return context.transfer(wanted.writes ? Direction::write : Direction::read, {&*range, 1},
-                          {.durable = wanted.writes && wanted.durable});
+  RequestOptions options;
+  options.durable = wanted.writes && wanted.durable;
+  options.keep_going = std::move(keep_going);
+  if (wanted.stream && range->memory.size_bytes != 0) {
+    options.stream = CudaStream{reinterpret_cast<void*>(*wanted.stream)};
+  }
+  return context.transfer(wanted.writes ? Direction::write : Direction::read, {&*range, 1}, options);
 }
 
 Report finished(Report report) {
@@ -327,6 +333,14 @@ nb::object transfer(PythonContext& self, const nb::bytes& path, const HeldStore*
     const HeldStore held(store != nullptr ? static_cast<const Store&>(*store) : std::move(opened));
     if (is_small && is_brief(held.info().locality, wanted.memory.size_bytes)) {
       return now(without_gil([&] { return transfer_now(*context, held, wanted); }));
+    }
+    if (is_soon_over(held.info().locality, wanted.memory.size_bytes)) {
+      Interruption interruption;
+      Report report = without_gil([&] { return transfer_now(*context, held, wanted, interruption.keep_going()); });
+      const bool is_abandoned = report.outcome == Outcome::abandoned;
+      if (is_abandoned) keep_abandoned(context, std::move(memory));
+      interruption.raise_again(is_abandoned);
+      return to_python(finished(std::move(report)));
     }
     without_gil([&] { start->run(&held, {}, {}); });
     if (start->error()) raise(*start->error());

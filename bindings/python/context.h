@@ -65,6 +65,12 @@ inline bool is_brief(Locality locality, std::uint64_t size_bytes) {
   return size_bytes <= brief_bytes && !is_remote(locality);
 }
 
+// Requests that need not report their progress.
+inline bool is_soon_over(Locality locality, std::uint64_t size_bytes) {
+  constexpr std::uint64_t soon_over_bytes = 64 << 20;
+  return size_bytes <= soon_over_bytes && !is_remote(locality);
+}
+
 // Names of files as Python has them: bytes.
 inline std::string to_string(const nanobind::bytes& bytes) {
   return {bytes.c_str(), bytes.size()};
