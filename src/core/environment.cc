@@ -28,7 +28,7 @@ std::uint64_t lanes_bytes(const Options& options) {
 
 // Of the page cache, for files that stay there; 0: half of the memory that is available.
 std::uint64_t cache_limit_bytes() {
-  const char* text = std::getenv("PENSTOCK_CACHE_LIMIT");
+  const char* text = ::secure_getenv("PENSTOCK_CACHE_LIMIT");
   std::uint64_t bytes = 0;
   if (text != nullptr) std::from_chars(text, text + std::strlen(text), bytes);
   return bytes;
