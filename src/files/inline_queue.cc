@@ -10,7 +10,7 @@ namespace penstock::files {
 
 namespace {
 
-// Who waits for helpers to end their last stretches looks again at once for so long.
+// How long a thread spins while helpers end their last stretches, before it yields.
 constexpr Duration spin_time = std::chrono::microseconds(100);
 
 }  // namespace

@@ -33,7 +33,7 @@ class InlineQueue : public engine::Queue {
   struct Shared {
     explicit Shared(const engine::Op& op) : read(op) {}
     TeamRead read;
-    ReadTeam::Slot* slot = nullptr;  // null: nobody helps
+    ReadTeam::Slot* slot = nullptr;  // null: without helpers
   };
 
   bool begin_shared(const engine::Op& op);

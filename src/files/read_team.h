@@ -1,5 +1,5 @@
-// ReadTeam: threads that help with long reads of cached bytes. Whoever begins a read works on it too, until it is over:
-// so a read never waits for a thread to wake up.
+// ReadTeam: threads that help with long reads of cached bytes. The thread that begins a read works on it too, until it
+// is over, so a read never waits for a thread to wake up.
 //
 // Helpers spin for a moment before they sleep, since reads come in runs, and wake each other, two at a time: to wake
 // one takes a microsecond of the thread that does it. Each thread prefers the same parts of memory every time, which
@@ -32,7 +32,7 @@ class TeamRead {
   // Reads a stretch, if one is left: first those that the worker of this number prefers.
   bool work(std::uint32_t worker, std::uint32_t workers);
   bool has_more() const { return taken_.load(std::memory_order_relaxed) != all_; }
-  // Nobody reads any more of it.
+  // Ends it without bytes: stretches that no thread has taken are not read.
   void cancel();
   bool is_over() const { return read_.load(std::memory_order_acquire) == count_; }
   std::uint32_t stretches() const { return count_; }
