@@ -11,7 +11,7 @@ namespace penstock::files {
 namespace {
 
 // How long a thread spins while helpers end their last stretches, before it yields.
-constexpr Duration spin_time = std::chrono::microseconds(100);
+constexpr Duration spin_before_yielding = std::chrono::microseconds(100);
 
 }  // namespace
 
@@ -59,7 +59,7 @@ std::size_t InlineQueue::poll(std::span<engine::Done> done, TimePoint deadline) 
       continue;
     }
     idle_since = std::min(idle_since, now);
-    if (now - idle_since < spin_time) {
+    if (now - idle_since < spin_before_yielding) {
       relax_processor();
     } else {
       std::this_thread::yield();
