@@ -281,7 +281,8 @@ class Sizes {
 
   void choose_pool() {
     double best = 0;
-    for (const std::size_t threads : {1, 4, 8, 12}) {
+    for (const std::size_t threads : {1, 2, 4, 8, 12}) {
+      if (threads > std::max(2U, std::thread::hardware_concurrency())) continue;
       for (const std::size_t piece : {128 << 10, 256 << 10, 512 << 10, 1 << 20, 4 << 20}) {
         const bool is_one = threads == 1 && piece >= settings_.size_bytes;
         if (!is_one && (piece * 2 > settings_.size_bytes || threads == 1)) continue;

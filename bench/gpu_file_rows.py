@@ -169,7 +169,8 @@ def row_cold(setup):
     size = setup.cold_bytes
     harness.make_cold(setup.file)
     peer, best, sweep = setup.sweep_reads(size)
-    with setup.plain_direct_read(size, best) as plain, setup.penstock("load", setup.file, size) as program:
+    with setup.plain_direct_read(size, best) as plain, \
+            setup.penstock("load", setup.file, size, cache="bypass") as program:
         command = f"run {setup.round_seconds}"
         contenders = {peer: lambda: setup.ask_cold(plain, command),
                       "penstock": lambda: setup.ask_cold(program, command)}
@@ -186,7 +187,7 @@ def row_half(setup):
     """A file whose first half is in the page cache to the GPU, against the longer of the two halves alone."""
     setup.need_storage()
     size = setup.cold_bytes
-    with setup.penstock("load", setup.file, size) as program:
+    with setup.without_keeping(), setup.penstock("load", setup.file, size) as program:
         def ask(command):
             # Kernels evict single pages by themselves, without any load: what a load does, it does every time.
             for _ in range(5):

@@ -96,6 +96,15 @@ class GpuSetup(harness.Setup):
         best, samples = self.sweep(sample, (2, 4, 8, 16, 32), (MIB, 4 * MIB))
         return f"plain direct writes, {best['threads']} threads, {table.size(best['chunk'])}", best, samples
 
+    @contextlib.contextmanager
+    def without_keeping(self):
+        """Programs that are started meanwhile find no file small enough to stay in the page cache."""
+        os.environ["PENSTOCK_CACHE_LIMIT"] = "1"
+        try:
+            yield
+        finally:
+            del os.environ["PENSTOCK_CACHE_LIMIT"]
+
     def ask_cold(self, program, command):
         harness.make_cold(self.file)
         sample = program.ask(command)

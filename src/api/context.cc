@@ -67,7 +67,7 @@ engine::OpKind kind_of(Direction direction) {
 }
 
 // How often a synchronous call asks its caller whether to go on.
-constexpr Duration keep_going_period = std::chrono::milliseconds(60);
+constexpr Duration keep_going_period = core::Lane::keep_going_period;
 
 // Returns early where the caller does not want to go on: then the request has been cancelled.
 void wait_for(core::Request& request, const std::function<bool()>& keep_going) {
@@ -248,8 +248,8 @@ class Context::Impl {
     if (is_late(request)) return;
     // A deadline needs a lane: a thread inside a system call can't be called back.
     const bool here = is_small(ranges, *request) && request->deadline == TimePoint::max() &&
-                      engine_of(*request).inline_queue && lanes->drive(request);
-    if (!here && !lanes->drive_while_cached(request)) lanes->submit(request);
+                      engine_of(*request).inline_queue && lanes->drive(request, keep_going);
+    if (!here && !lanes->drive_while_cached(request, keep_going)) lanes->submit(request);
     wait_for(*request, keep_going);
   }
 

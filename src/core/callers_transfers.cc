@@ -22,10 +22,8 @@ namespace {
 
 // Longer ones gain from lanes, and must be able to end early.
 constexpr std::uint64_t copied_bytes_most = 8 << 20;
-// As a Request has them.
-constexpr std::uint64_t identity_checked_from_bytes = 1 << 20;
-constexpr std::uint64_t timed_from_bytes = 1 << 20;
-constexpr std::uint64_t unit_bytes = 1 << 20;
+// What a lane takes at once.
+constexpr std::uint64_t copied_at_once_bytes = 1 << 20;
 
 // Of the most usual reason; short enough that a string needs no memory for it.
 constexpr const char* cached_text = "in page cache";
@@ -107,7 +105,7 @@ bool CallersTransfers::read(Transfer& transfer, Report& report) {
   if (!may_go(Route::cached) || !leaves_processors(transfer.length())) return false;
   const StoreEntry& entry = transfer.entry;
   const bool compares =
-      transfer.length() >= identity_checked_from_bytes && !entry.info().writable && !entry.is_growing();
+      transfer.length() >= Request::identity_checked_from_bytes && !entry.info().writable && !entry.is_growing();
   std::optional<Result<engine::State>> before;
   if (compares) {
     before = entry.store().state();
@@ -125,7 +123,7 @@ bool CallersTransfers::read(Transfer& transfer, Report& report) {
 
 // Lanes copy a long range side by side, if callers leave them processors for that.
 bool CallersTransfers::leaves_processors(std::uint64_t bytes) const {
-  const std::uint64_t units = (bytes + unit_bytes - 1) / unit_bytes;
+  const std::uint64_t units = (bytes + copied_at_once_bytes - 1) / copied_at_once_bytes;
   return units == 1 || callers_.load(std::memory_order_relaxed) * units > environment_.options.lanes;
 }
 
@@ -217,7 +215,7 @@ void CallersTransfers::tell(const Transfer& transfer, Route route, Report& repor
   report.outcome = Outcome::done;
   report.bytes = transfer.length();
   report.seconds = seconds_between(transfer.begun, end);
-  if (report.bytes >= timed_from_bytes) {
+  if (report.bytes >= Lane::timed_from_bytes) {
     report.cpu_seconds = report.seconds;
     report.limit = Limit::cpu;
   }

@@ -39,9 +39,6 @@ constexpr Duration idle_spin_time = std::chrono::microseconds(50);
 // What is left behind in staging memory takes room from others; a distant store may take a while to bring it.
 constexpr int graces_to_be_home = 10;
 
-// Below this the clock costs more than it tells.
-constexpr std::uint64_t timed_from_bytes = 1 << 20;
-
 }  // namespace
 
 Lane::Lane(std::shared_ptr<Environment> environment, const LaneSettings& settings, std::function<bool()> on_stuck)
@@ -80,11 +77,19 @@ void Lane::run() {
   release_resources();
 }
 
-void Lane::drive(Part& part) {
+void Lane::drive(Part& part, const std::function<bool()>& keep_going) {
   std::optional<RelaxedCaptureMode> mode;
   if (part.hold->has_gpu) mode.emplace();
-  accept(part, Clock::now());
-  while (!active_.empty()) step(TimePoint::max());
+  TimePoint asked = Clock::now();
+  accept(part, asked);
+  while (!active_.empty()) {
+    step(keep_going ? asked + keep_going_period : TimePoint::max());
+    if (!keep_going || active_.empty() || Clock::now() - asked < keep_going_period) continue;
+    asked = Clock::now();
+    if (keep_going()) continue;
+    part.hold->stop(Code::cancelled);
+    attend();
+  }
 }
 
 bool Lane::try_start(Part& part, const std::shared_ptr<Request>& request) {

@@ -66,8 +66,13 @@ class Lane : public std::enable_shared_from_this<Lane> {
   // The thread's whole life.
   void run();
   Status get_ready(cuda::Device& gpu, cuda::Toward toward) { return lane_.copies.get_ready(gpu, toward); }
-  // Works on one part until its request has no part of this lane left.
-  void drive(Part& part);
+  // Below this the clock costs more than it tells.
+  static constexpr std::uint64_t timed_from_bytes = 1 << 20;
+
+  // Works on one part until its request has no part of this lane left. `keep_going` may be empty; false cancels the
+  // request. It is asked about every `keep_going_period`.
+  void drive(Part& part, const std::function<bool()>& keep_going = {});
+  static constexpr Duration keep_going_period = std::chrono::milliseconds(60);
   // Starts a part of one piece here and now, unless another thread is at work or there is no room.
   bool try_start(Part& part, const std::shared_ptr<Request>& request);
   // Works until something has ended or the time has come, unless another thread is at work already.

@@ -80,7 +80,7 @@ LaneSet::LaneSet(std::shared_ptr<Environment> environment)
       callers_lanes_(std::min(size_, callers_lanes_most)) {
   driven_.free.reserve(driven_most);
   long_driven_.free.reserve(long_driven_most);
-  stuck_.reserve(driven_most + long_driven_most + callers_lanes_.size());  // which close adds
+  stuck_.reserve(driven_most + long_driven_most);
 }
 
 LaneSet::~LaneSet() {
@@ -263,11 +263,25 @@ bool LaneSet::start(const std::shared_ptr<Request>& request) {
     return false;
   }
   request->lanes_are_set();
-  if (caretaker_sleeps_.load(std::memory_order_relaxed) && caretaker_sleeps_.exchange(false)) {
+  if (caretaker_sleeps_.load(std::memory_order_relaxed)) {
     const std::scoped_lock lock(mutex_);
-    caretaker_wakes_.notify_one();
+    wake_caretaker();
   }
   return true;
+}
+
+void LaneSet::wake_caretaker() {
+  if (caretaker_sleeps_.exchange(false)) caretaker_wakes_.notify_one();
+}
+
+// REQUIRES: the mutex is held, and no other thread works on them.
+void LaneSet::work_on_stuck_lanes() {
+  for (std::size_t i = stuck_.size(); i-- > 0;) {
+    stuck_[i].lane->try_step(TimePoint::min());
+    if (stuck_[i].lane->has_orphans()) continue;
+    stuck_[i].of->free.push_back(std::move(stuck_[i].lane));
+    stuck_.erase(stuck_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
 }
 
 void LaneSet::work_on_callers_lanes(const std::stop_token& stop) {
@@ -281,6 +295,10 @@ void LaneSet::work_on_callers_lanes(const std::stop_token& stop) {
     }
     caretaker_wakes_.wait_for(lock, stop, caretaker_period, [] { return false; });
     ++idle;
+    if (!stuck_.empty()) {
+      idle = 0;
+      work_on_stuck_lanes();
+    }
     for (const CallersLane& slot : callers_lanes_) {
       if (!slot.lane || !slot.lane->busy()) continue;
       lock.unlock();
@@ -321,10 +339,16 @@ std::shared_ptr<Lane> LaneSet::take(DrivenLanes& lanes) {
 
 void LaneSet::put_back(DrivenLanes& lanes, std::shared_ptr<Lane> lane) {
   const std::scoped_lock lock(mutex_);
-  (lane->has_orphans() ? stuck_ : lanes.free).push_back(std::move(lane));
+  if (!lane->has_orphans()) {
+    lanes.free.push_back(std::move(lane));
+    return;
+  }
+  stuck_.push_back({std::move(lane), &lanes});
+  // Without a caretaker they come home when the Context is closed.
+  if (!closed_ && ensure_caretaker()) wake_caretaker();
 }
 
-bool LaneSet::drive(const std::shared_ptr<Request>& request) {
+bool LaneSet::drive(const std::shared_ptr<Request>& request, const std::function<bool()>& keep_going) {
   if (!fits_callers_lane(*request)) return false;
   auto lane = take(driven_);
   if (!lane) return false;
@@ -333,13 +357,13 @@ bool LaneSet::drive(const std::shared_ptr<Request>& request) {
   if (ready) {
     Part& part = request->parts[0];
     part.hold = request;
-    lane->drive(part);
+    lane->drive(part, keep_going);
   }
   put_back(driven_, std::move(lane));
   return ready;
 }
 
-bool LaneSet::drive_while_cached(const std::shared_ptr<Request>& request) {
+bool LaneSet::drive_while_cached(const std::shared_ptr<Request>& request, const std::function<bool()>& keep_going) {
   cuda::Device* const gpu = request->gpu_for_caller();
   auto lane = gpu != nullptr ? take(long_driven_) : nullptr;
   if (!lane) return false;
@@ -351,7 +375,7 @@ bool LaneSet::drive_while_cached(const std::shared_ptr<Request>& request) {
   own.hold = request;
   own.lane = lane;
   request->begin_on_caller(*gpu);
-  lane->drive(own);
+  lane->drive(own, keep_going);
   put_back(long_driven_, std::move(lane));
   if (request->has_more_units() && request->stop_code() == Code::ok) hand_on(request);
   if (request->leave() && request->conclude(request, Clock::now())) request->wake_waiters();
@@ -408,7 +432,7 @@ void LaneSet::collect_ended() {
 void LaneSet::close() {
   std::vector<Worker> workers;
   std::vector<Worker> retired;
-  std::vector<std::shared_ptr<Lane>> stuck;  // and those that callers run
+  std::vector<Stuck> stuck;
   std::jthread caretaker;
   {
     const std::scoped_lock lock(mutex_);
@@ -419,9 +443,6 @@ void LaneSet::close() {
     driven_.free.clear();
     long_driven_.free.clear();
     stuck.swap(stuck_);
-    for (const CallersLane& slot : callers_lanes_) {
-      if (slot.lane) stuck.push_back(slot.lane);
-    }
   }
   if (caretaker.joinable()) {
     caretaker.request_stop();
@@ -432,13 +453,19 @@ void LaneSet::close() {
       if (worker.lane) worker.lane->close();
     }
   }
-  for (const auto& lane : stuck) lane->close();
+  const auto for_lanes_of_callers = [&](const auto& action) {
+    for (const Stuck& one : stuck) action(one.lane);
+    for (const CallersLane& slot : callers_lanes_) {
+      if (slot.lane) action(slot.lane);
+    }
+  };
+  for_lanes_of_callers([](const std::shared_ptr<Lane>& lane) { lane->close(); });
   const TimePoint deadline = Clock::now() + duration_from_seconds(environment_->options.deadlines.close_seconds);
-  for (const auto& lane : stuck) {
-    if (lane->finish(deadline)) continue;
+  for_lanes_of_callers([&](const std::shared_ptr<Lane>& lane) {
+    if (lane->finish(deadline)) return;
     log(LogLevel::warning, leaked_message);
     if (!leave_to_thread([lane] { lane->finish(TimePoint::max()); })) keep_for_ever(lane);
-  }
+  });
   for (auto* all : {&workers, &retired}) {
     for (Worker& worker : *all) end_thread(worker, deadline);
   }

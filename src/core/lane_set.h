@@ -55,10 +55,10 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
   // possible now: submit it.
   bool start(const std::shared_ptr<Request>& request);
   // Runs a small request to its end on the caller's thread; false if that is not possible now: submit it.
-  bool drive(const std::shared_ptr<Request>& request);
+  bool drive(const std::shared_ptr<Request>& request, const std::function<bool()>& keep_going = {});
   // Runs a longer request on the caller's thread as far as its bytes are cached; lanes do the rest. False if that is
   // not possible now, or not worth it: submit it.
-  bool drive_while_cached(const std::shared_ptr<Request>& request);
+  bool drive_while_cached(const std::shared_ptr<Request>& request, const std::function<bool()>& keep_going);
   // Ends all lanes; waits as long as the options say and leaks the rest.
   void close();
 
@@ -111,6 +111,9 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
   std::shared_ptr<Lane> make_callers_lane(CallersLane& slot);
   bool ensure_caretaker();
   void work_on_callers_lanes(const std::stop_token& stop);
+  // REQUIRES: the mutex is held.
+  void wake_caretaker();
+  void work_on_stuck_lanes();
 
   const std::shared_ptr<Environment> environment_;
   const std::uint32_t size_;
@@ -128,7 +131,12 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
                            .staging_bytes = long_driven_staging_bytes,
                            .depth = 8,
                            .slots = {long_driven_helpers, long_driven_slot_bytes}};
-  std::vector<std::shared_ptr<Lane>> stuck_;  // driven ones whose operations did not come back
+  // Driven ones whose operations did not come back. The caretaker polls them until they do.
+  struct Stuck {
+    std::shared_ptr<Lane> lane;
+    DrivenLanes* of = nullptr;
+  };
+  std::vector<Stuck> stuck_;
 
   // Found by the caller's thread; and the thread that carries on what nobody waits for.
   std::vector<CallersLane> callers_lanes_;

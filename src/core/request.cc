@@ -16,9 +16,6 @@ namespace penstock::core {
 
 namespace {
 
-// Shorter requests are over before a file can be replaced under them; asking twice would cost more than the read.
-constexpr std::uint64_t identity_checked_from_bytes = 1 << 20;
-
 // The kernel starts to read no more at once, however much it is asked to.
 constexpr std::uint64_t filled_at_once_bytes = 1 << 20;
 

@@ -173,6 +173,8 @@ class Request {
 
  public:
   static constexpr std::size_t failures_kept = 64;
+  // Shorter requests are over before a file can be replaced under them; asking twice would cost more than the read.
+  static constexpr std::uint64_t identity_checked_from_bytes = 1 << 20;
 
   // For create alone.
   Request(Private, std::shared_ptr<Environment> environment);

@@ -1,5 +1,6 @@
 """What a writer that was killed leaves, and penstock clean, which removes it."""
 
+import contextlib
 import errno
 import os
 import platform
@@ -20,11 +21,20 @@ FLOCK = {"x86_64": 73, "aarch64": 32}.get(platform.machine())
 class CleanTest(ToolTest):
     def start_writer(self, path, size=4 * MIB, **how):
         """A writer that has reserved its room and waits for input, and the name of its unfinished file."""
-        before = set(os.listdir(path.parent))
+        time.sleep(0.02)  # more than file systems round times down by: one that was left before may have the same name
+        started = time.time_ns() - 10_000_000
         process = self.start("write", "-", path, "--size", size, stdin=subprocess.PIPE, **how)
-        new = lambda: set(os.listdir(path.parent)) - before
-        wait_until(lambda: any((path.parent / name).stat().st_size == size for name in new()))
-        return process, path.parent / new().pop()
+
+        def unfinished():
+            for name in os.listdir(path.parent):
+                with contextlib.suppress(FileNotFoundError):
+                    status = (path.parent / name).stat()
+                    if name.endswith(".part") and status.st_ctime_ns >= started and status.st_size == size:
+                        return path.parent / name
+            return None
+
+        wait_until(unfinished)
+        return process, unfinished()
 
     def leftover(self, path, size=4 * MIB, **how):
         """What a writer left that was killed."""

@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import struct
+import subprocess
 import unittest
 
 from tool import PROMPTLY, ToolTest, wait_until
@@ -159,7 +160,11 @@ class Pack(PackTest):
         for name in ("config.json", "model.safetensors.index.json"):
             (out / f".{name}.new").symlink_to(other)  # a name that can be guessed
             (out / name).write_bytes(b"old")
-            (out / f".{name}.0123456789abcdef.part").write_bytes(b"left by a killed writer")
+            writer = self.start("write", "-", out / name, "--size", 4096, stdin=subprocess.PIPE)
+            wait_until(lambda: any(path.name.startswith(f".{name}.") and path.suffix == ".part"
+                                   for path in out.iterdir()))
+            writer.kill()
+            writer.wait()
         with open(out / "config.json", "rb") as old:
             copied = self.json_of("pack", folder, "--out", out)["copied"]
             self.assertEqual(old.read(), b"old")

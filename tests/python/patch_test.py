@@ -410,7 +410,7 @@ def test_bytes_are_saved_and_taken_apart_too(patched, tmp_path):
     arrays = {"a": numpy.arange(3)}
     assert safetensors.numpy.save(arrays) == penstock.numpy.save(arrays)
     plain = safetensors.torch.save(tensors)
-    assert safetensors.deserialize(plain) == ORIGINALS["deserialize"](plain)
+    assert dict(safetensors.deserialize(plain)) == dict(ORIGINALS["deserialize"](plain))  # theirs has no fixed order
     penstock.save_file({"w": (torch.randn(1 << 16) / 50).to(torch.bfloat16)}, tmp_path / "packed", packed=True)
     [(name, about)] = safetensors.deserialize((tmp_path / "packed").read_bytes())
     weights = penstock.load_file(tmp_path / "packed")["w"]

@@ -377,12 +377,12 @@ Status make_parents(const PathBeneath& path, const HeldFolder* model, std::int64
 
 namespace {
 
-bool is_empty_folder(int folder, const char* name, int depth) {
+bool has_no_files(int folder, const char* name, int depth) {
   const UniqueFd below(::openat(folder, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!below || depth > max_depth) return false;
   const auto found = list(below.get(), name);
   return found.ok() && std::ranges::all_of(*found, [&](const Listed& one) {
-           return one.may_be_folder && is_empty_folder(below.get(), one.name.c_str(), depth + 1);
+           return one.may_be_folder && has_no_files(below.get(), one.name.c_str(), depth + 1);
          });
 }
 
@@ -403,7 +403,7 @@ void remove_empty_folder(int folder, const char* name, int depth) {
 
 bool is_empty_folder(const PathBeneath& path) {
   const NameInFolder at(path);
-  return at && is_empty_folder(at.folder(), at.name(), 0);
+  return at && has_no_files(at.folder(), at.name(), 0);
 }
 
 void remove_empty_folder(const PathBeneath& path) {

@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::size_t max_entries = 10'000'000;
 constexpr std::uint64_t protected_attributes = STATX_ATTR_IMMUTABLE | STATX_ATTR_APPEND;
-constexpr int max_depth = 200;  // each has a descriptor while it is listed
+constexpr int max_listed_depth = 200;  // each has a descriptor while it is listed
 
 Error refused(const std::string& path, const std::string& why, const std::string& hint) {
   return {Code::unsupported, 0, shown(path) + " " + why, hint};
@@ -39,7 +39,7 @@ Error is_protected(const std::string& path) {
 }
 
 Status check_removable(int folder, const std::string& name, const std::string& path, int depth) {
-  if (depth > max_depth) return refused(path, "is nested too deeply", "");
+  if (depth > max_listed_depth) return refused(path, "is nested too deeply", "");
   struct statx facts = {};
   if (::statx(folder, name.c_str(), AT_SYMLINK_NOFOLLOW, STATX_TYPE, &facts) != 0) {
     return errno == ENOENT ? Status() : system_error(errno, "look at " + path);
@@ -127,7 +127,7 @@ class Scanner {
 
   // `seen`: what the folder was when its entry was added.
   Status list(int folder, const struct stat& seen, const std::string& name, int depth) {
-    if (depth > max_depth) return refused(path_, "is nested too deeply", "");
+    if (depth > max_listed_depth) return refused(path_, "is nested too deeply", "");
     const std::string whole_path = name.empty() ? path_ : path_ + "/" + name;
     struct stat own = {};
     if (::fstat(folder, &own) != 0) return system_error(errno, "look at " + whole_path);
