@@ -249,7 +249,7 @@ std::uint32_t Request::claimed_at_once(std::uint32_t next, std::uint64_t room_by
     bytes = std::min({LongSlots::of(environment_->options).slot_bytes, room_bytes, share_of_rest(next, 1)});
   } else if (expected() != engine::Path::direct) {
     const std::uint64_t longest = std::max(claimed_bytes_most, environment_->options.staging_slot_bytes);
-    bytes = std::min(longest, share_of_rest(next, parts.size()));
+    bytes = has_gpu ? std::min(longest, share_of_rest(next, parts.size())) : longest;
   }
   const auto wanted = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, bytes / unit_bytes_));
   if (!is_filling) return wanted;
@@ -266,7 +266,7 @@ std::uint64_t Request::share_of_rest(std::uint32_t next, std::uint64_t lanes) co
   constexpr std::uint64_t pieces_of_short_request = 16;
   const std::uint64_t pieces = lanes == 1 ? 4 : pieces_of_short_request;
   const std::uint64_t shortest =
-      has_gpu ? std::clamp<std::uint64_t>(total_bytes / pieces, Flow::least_piece_bytes, shortest_most) : unit_bytes_;
+      std::clamp<std::uint64_t>(total_bytes / pieces, Flow::least_piece_bytes, shortest_most);
   const std::uint64_t claimed = next * unit_bytes_;
   const std::uint64_t rest = (units.size() - next) * unit_bytes_;
   return std::max(shortest, std::min(claimed / lanes, rest / (2 * lanes)));

@@ -111,8 +111,9 @@ TEST_F(ReadTeamTest, LeavesWhatIsNotCachedOnTheDisk) {
   EXPECT_EQ(none.system_error, EAGAIN);
   const engine::Done half = read(team_, op(512 << 10, memory));
   EXPECT_EQ(half.code, Code::ok);
-  EXPECT_EQ(half.bytes, 512U << 10);
-  EXPECT_TRUE(has_pattern(memory.data(), 512 << 10, 512 << 10));
+  // What was asked for before may have come in meanwhile.
+  EXPECT_GE(half.bytes, 512U << 10);
+  EXPECT_TRUE(has_pattern(memory.data(), 512 << 10, half.bytes));
 }
 
 }  // namespace

@@ -76,6 +76,12 @@ void* operator new[](std::size_t size) {
 void* operator new[](std::size_t size, std::align_val_t alignment) {
   return operator new(size, alignment);
 }
+void* operator new[](std::size_t size, const std::nothrow_t&) noexcept {
+  return allocate(size, 0);
+}
+void* operator new[](std::size_t size, std::align_val_t alignment, const std::nothrow_t&) noexcept {
+  return allocate(size, static_cast<std::size_t>(alignment));
+}
 void operator delete(void* memory) noexcept {
   give_back(memory);
 }
