@@ -122,7 +122,6 @@ class Measured {
     const auto after = layers_->report().all;
     result["loaded_bytes"] = after.loaded_bytes - before.loaded_bytes;
     result["waits"] = after.waits - before.waits;
-    result["stream_waits"] = after.stream_waits - before.stream_waits;
     result["hits"] = after.hits - before.hits;
     return result;
   }

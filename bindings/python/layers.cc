@@ -128,8 +128,6 @@ nb::dict to_dict(const GroupReport& report) {
   result["hits"] = report.hits;
   result["waits"] = report.waits;
   result["wait_seconds"] = report.wait_seconds;
-  result["stream_waits"] = report.stream_waits;
-  result["unserved"] = report.unserved;
   result["loads"] = report.loads;
   result["loaded_bytes"] = report.loaded_bytes;
   result["failed_loads"] = report.failed_loads;

@@ -5,12 +5,10 @@
 //   auto layers = penstock::Layers::open(context, model, penstock::layer_groups(model).value(),
 //                                        {.domain = penstock::Domain::cuda(0), .budget_bytes = 4ULL << 30}).value();
 //   for (std::size_t i = 0; i < layers.groups().size(); ++i) {
-//     const auto tensors = layers.acquire(i, {stream}).value();  // the stream waits until they are there
-//     run(i, tensors, stream);                                   // puts kernels on the stream
-//     layers.release(i, {stream});                               // the memory is used again when the stream is past it
+//     const auto tensors = layers.acquire(i).value();  // waits until they are there; they are loaded ahead
+//     run(i, tensors, stream);                         // puts kernels on the stream
+//     layers.release(i, {stream});                     // the memory is used again when the stream is past it
 //   }
-//   // once you have waited for the stream
-//   const Status served = layers.check();                        // whether all of them were there
 //
 // What comes next is told by hints, or learnt: a group that was used twice after the same number of acquires is
 // expected again after as many. At first, groups are expected in their order. docs/layers.md has the rules.
@@ -19,13 +17,11 @@
 // at a time. All memory is allocated when the Layers are opened, and cut into slots that stay as they are; the report
 // has how many groups of each size they hold.
 //
-// A load that fails is told by `acquire` of its group, once; the next one tries again. If an acquire in the order of a
-// stream has already returned, the stream goes on with memory whose bytes are unspecified, and the failure is told by
-// the first of these: `release` of the group, the next `acquire` of it, `check`, `close`. Others go on.
+// A load that fails is told by `acquire` of its group, once; the next one tries again. Others go on.
 //
 // Thread safety: any thread. Lifetime: the Context must outlive it, and not be moved; the Model need not. A thread of
-// its own loads ahead. The destructor cancels loads, but for those that streams wait for, and waits until streams have
-// passed what was released, at most `close_seconds`; if they have not, the memory is never given back. Memory of groups
+// its own loads ahead. The destructor cancels loads, and waits until streams have passed what was released, at most
+// `close_seconds`; if they have not, the memory is never given back. Memory of groups
 // that are still held goes. In a forked child, calls fail with Code::closed.
 #pragma once
 
@@ -87,11 +83,9 @@ struct LayersOptions {
 };
 
 struct GroupReport {
-  std::uint64_t hits = 0;          // acquires that found it there
-  std::uint64_t waits = 0;         // acquires that waited for it
-  double wait_seconds = 0;         // of callers
-  std::uint64_t stream_waits = 0;  // acquires that left waiting for the load to a stream
-  std::uint64_t unserved = 0;      // of these: the load failed
+  std::uint64_t hits = 0;   // acquires that found it there
+  std::uint64_t waits = 0;  // acquires that waited for it
+  double wait_seconds = 0;  // of callers
   std::uint64_t loads = 0;
   std::uint64_t loaded_bytes = 0;
   std::uint64_t failed_loads = 0;
@@ -135,17 +129,13 @@ class PENSTOCK_EXPORT Layers {
   // stream may use them. They stay until as many releases; the span, too. A group may be acquired by several threads.
   // Code::timed_out if all slots for it are held and none is released, or the load takes too long.
   Result<std::span<const Region>> acquire(std::size_t group);
-  // The same in the order of a stream: work that is put on the stream from now on sees the tensors. The call waits only
-  // for a slot, while all are held or streams have not passed them. If the group is there, nothing is put on the
-  // stream. In host memory, and where the driver can't make a stream wait, it waits as the other does.
-  // Code::unsupported if the stream would have to wait and is being captured.
+  // The same: the call waits, and puts nothing on the stream.
   Result<std::span<const Region>> acquire(std::size_t group, CudaStream stream);
   // In GPU memory: once all work that is on the stream now is done, the memory may be used again. In host memory: at
   // once. If the stream can't be marked, that is the error, and the group stays held. Code::invalid_argument for a
-  // group that is not held. If the group's load has failed, that is the error, and the group is released.
+  // group that is not held.
   Status release(std::size_t group, CudaStream stream = {});
-  // Whether everything that was acquired in the order of a stream was there. Call it when you have waited for the
-  // stream: before that, loads may still fail. The first failure that was not told yet; all of them count as told then.
+  // Code::closed in a forked child; otherwise nothing can have failed that `acquire` has not told.
   Status check();
 
   // The groups that are acquired next, in this order. Replaces earlier hints.
@@ -159,7 +149,7 @@ class PENSTOCK_EXPORT Layers {
   // As the destructor does. If groups are held: Code::in_use, and all goes on, unless `released` says that they are not
   // used any more. Acquires that wait, and later ones, fail with Code::closed. Code::abandoned: it is closed, but
   // an operation may still write to the memory; what you gave must stay as long as that of an abandoned request
-  // (request.h). Any other error is one that `check` would tell.
+  // (request.h).
   enum class Held : std::uint8_t { refused, released };
   Status close(Held held = Held::refused);
 

@@ -6,7 +6,6 @@
 #include "base/futex.h"
 #include "base/log.h"
 #include "base/out_of_memory.h"
-#include "cuda/held_streams.h"
 
 namespace penstock::core {
 
@@ -163,7 +162,6 @@ void GpuCopies::watch_streams(TimePoint now) {
       std::any_of(gpus_.begin(), gpus_.end(), [](const OfGpu& of) { return of.gpu->stream_waits() != 0; });
   if (!streams_wait || !streams_.break_all(now, patience)) return;
   log(LogLevel::warning, "copies make no progress while streams wait for them; what they wait for is given up");
-  cuda::HeldStreams::break_all();
   moved_ = now;
 }
 

@@ -1,5 +1,5 @@
-// Random acquires and releases of groups in GPU memory, over an engine that misbehaves: some wait for the load, some in
-// the order of a stream. What streams saw is compared unless a load is said to have failed.
+// Random acquires and releases of groups in GPU memory, over an engine that misbehaves, on several streams. What
+// streams saw is compared.
 #include "gpu/stream_order_test.h"
 #include "support/layers_run.h"
 
@@ -16,7 +16,6 @@ class GpuLayersRun : public LayersRun {
     for (std::size_t i = 0; i < cells; ++i) free_.push_back(i);
   }
   std::uint64_t compared() const { return compared_; }
-  std::uint64_t unserved() const { return unserved_; }
 
  private:
   static constexpr std::size_t cells = 64;
@@ -36,30 +35,22 @@ class GpuLayersRun : public LayersRun {
     if (free_.empty()) compare();
     const cuda::CuStream stream = streams_[below(streams_.size())];
     auto tensors = below(4) == 0 ? layers_.acquire(group) : layers_.acquire(group, {stream});
-    if (!tensors) {
-      forget(group);
-      return tensors;
-    }
+    if (!tensors) return tensors;
     users_[group].push_back(stream);
     look(group, *tensors, stream);
     return tensors;
   }
 
-  // By the one who acquired it last. A failure is told, and the group is released.
+  // By the one who acquired it last.
   Status release(std::size_t group) override {
     const cuda::CuStream stream = users_[group].back();
     users_[group].pop_back();
     if (below(2) == 0) synchronize(stream);
-    Status status = layers_.release(group, {stream});
-    if (status.ok()) return status;
-    EXPECT_EQ(status.error().code, Code::io_error) << status.error().message;
-    forget(group);
-    return {};
+    return layers_.release(group, {stream});
   }
 
   void finish() override {
     compare();
-    unserved_ += layers_.report().all.unserved;
     users_.clear();
   }
 
@@ -76,14 +67,9 @@ class GpuLayersRun : public LayersRun {
     }
   }
 
-  // All that streams saw so far, if nothing has failed that was not told.
+  // All that streams saw so far.
   void compare() {
     for (const cuda::CuStream stream : streams_) synchronize(stream);
-    if (const Status status = layers_.check(); !status.ok()) {
-      EXPECT_EQ(status.error().code, Code::io_error) << status.error().message;
-      for (const Look& each : looks_) free_.push_back(each.cell);
-      looks_.clear();
-    }
     for (const Look& each : looks_) {
       free_.push_back(each.cell);
       const std::byte* from = seen_.data() + each.cell * cell_bytes;
@@ -99,16 +85,6 @@ class GpuLayersRun : public LayersRun {
     looks_.clear();
   }
 
-  // A look may still be under way, so its cell is free only when its stream has passed.
-  void forget(std::size_t group) {
-    for (const cuda::CuStream stream : streams_) synchronize(stream);
-    std::erase_if(looks_, [&](const Look& each) {
-      if (each.group != group) return false;
-      free_.push_back(each.cell);
-      return true;
-    });
-  }
-
   void synchronize(cuda::CuStream stream) {
     const cuda::Current current(gpu_);
     EXPECT_EQ(gpu_.api().stream_synchronize(stream), cuda::cu_success);
@@ -121,12 +97,11 @@ class GpuLayersRun : public LayersRun {
   std::vector<Look> looks_;
   std::map<std::size_t, std::vector<cuda::CuStream>> users_;  // of groups that are held
   std::uint64_t compared_ = 0;
-  std::uint64_t unserved_ = 0;
 };
 
 class GpuLayersSeeded : public InStreamOrder {};
 
-TEST_F(GpuLayersSeeded, what_streams_see_of_groups_has_the_right_bytes_unless_a_failure_is_told) {
+TEST_F(GpuLayersSeeded, what_streams_see_of_groups_has_the_right_bytes) {
   const std::uint64_t seed = from_environment("PENSTOCK_SEED", 1);
   if (fake_) fake_->set_delays(seed, 20);
   ASSERT_TRUE(make_context().prepare(Domain::cuda(0)).ok());
@@ -135,7 +110,6 @@ TEST_F(GpuLayersSeeded, what_streams_see_of_groups_has_the_right_bytes_unless_a_
   const std::uint64_t acquires = from_environment("PENSTOCK_ACQUIRES", under_thread_sanitizer ? 5'000 : 15'000) / 3;
   run.go(acquires);
   EXPECT_GT(run.compared(), acquires / 4);
-  EXPECT_GT(run.unserved(), 0U) << "no load failed behind an acquire";
   if (HasFailure()) std::printf("PENSTOCK_SEED=%llu\n", static_cast<unsigned long long>(seed));
 }
 

@@ -136,7 +136,6 @@ def test_in_host_memory_a_stream_has_no_part(saved):
             with layers.use(name, stream=1) as tensors:
                 assert torch.equal(tensors[f"{name}.linear.weight"], model.state_dict()[f"{name}.linear.weight"])
         layers.check()
-        assert layers.report["stream_waits"] == layers.report["unserved"] == 0
     with pytest.raises(penstock.Error, match="closed"):
         layers.check()
 

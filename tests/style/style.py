@@ -40,7 +40,7 @@ USERS = {"src/cli/": (),
          "src/services/": ("base/bounded.h", "base/callback.h", "base/clock.h", "base/descriptors.h", "base/fork_guard.h",
                            "base/fork_safe_mutex.h", "base/held_folder.h", "base/keyed_hash.h", "base/log.h",
                            "base/made_folders.h", "base/open_hint.h", "base/out_of_memory.h", "base/runs_callback.h",
-                           "base/unique_fd.h", "base/writers.h", "cuda/held_streams.h", "cuda/row_cache.h"),
+                           "base/unique_fd.h", "base/writers.h", "cuda/row_cache.h"),
          "src/daemon/": (), "src/capi/": (), "bindings/": ()}
 
 

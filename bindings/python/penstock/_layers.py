@@ -138,17 +138,13 @@ class Layers(Closing):
     def acquire(self, group: Union[str, int], *, stream: Any = None) -> dict[str, Any]:
         """The tensors of a group, by name. They stay until `release`.
 
-        Without a stream they are there when the call returns. With one, of torch or CuPy or as CUDA's handle, the stream
-        waits for them: what you put on it from now on finds them there, and the call waits only while all slots are in
-        use. `check` tells whether they could be loaded.
+        They are there when the call returns, for any stream; `stream` may name one, of torch or CuPy or as CUDA's handle,
+        and nothing is put on it.
         """
         return dict(self._acquire(self._number(group), self._handle(stream)).tensors)
 
     def release(self, group: Union[str, int], *, stream: Any = None) -> None:
-        """The memory may be used again when `stream`, or torch's current one, has passed what it was given so far.
-
-        Raises the error of a load that failed after `acquire` had returned; the group is released all the same.
-        """
+        """The memory may be used again when `stream`, or torch's current one, has passed what it was given so far."""
         handle = self._current_stream() if stream is None else self._handle(stream)
         core, number = self._open(), self._number(group)
         with self._lock:
@@ -160,8 +156,7 @@ class Layers(Closing):
         core.release(number, handle or 0)
 
     def check(self) -> None:
-        """Raises the error of a load that failed after `acquire` had returned, and was not raised yet. Call it when you
-        have waited for the stream: before that, loads may still fail."""
+        """Raises if the Layers are closed; loads that fail are raised by `acquire`."""
         self._open().check()
 
     @contextlib.contextmanager
@@ -196,12 +191,11 @@ class Layers(Closing):
 
     @property
     def report(self) -> dict[str, Any]:
-        """hits, waits, wait_seconds, stream_waits, unserved, loads, loaded_bytes and failed_loads of all; `groups` has
-        them by name; `slots` has (bytes, slots, groups, lost slots) of each size; `memory_bytes` is what all slots
+        """hits, waits, wait_seconds, loads, loaded_bytes and failed_loads of all; `groups` has them by name; `slots` has (bytes, slots, groups, lost slots) of each size; `memory_bytes` is what all slots
         take."""
         everything, groups, slots, memory_bytes = self._open().report()
         report = {key: everything[key] for key in
-                  ("hits", "waits", "wait_seconds", "stream_waits", "unserved", "loads", "loaded_bytes", "failed_loads")}
+                  ("hits", "waits", "wait_seconds", "loads", "loaded_bytes", "failed_loads")}
         return {**report, "groups": dict(zip(self.groups, groups)), "slots": slots, "memory_bytes": memory_bytes}
 
     def attach(self, module: Any, prefix: str = "") -> None:

@@ -113,11 +113,6 @@ Status Cache::cut() {
   // A GPU that is not there matters more than the budget for it.
   if (!options_.domain.host_accessible()) {
     if (Status status = context_.prepare(options_.domain); !status) return status;
-    const auto driver = cuda::Driver::get();
-    if (!driver) return driver.error();
-    auto gpu = (*driver)->device(options_.domain.device());
-    if (!gpu) return std::move(gpu).error();
-    gpu_ = *gpu;
   }
   std::vector<std::uint64_t> sizes;
   for (const Group& group : groups_) sizes.push_back(group.layout.slot_bytes);
@@ -180,25 +175,17 @@ Status Cache::start() {
 
 Cache::~Cache() {
   shut_down();
-  const Status late = or_out_of_memory([&] { return tell_late(); });
-  if (!late) log(LogLevel::warning, late.error().message);
 }
 
-void Cache::end_loads(TimePoint deadline) {
-  std::vector<Ticket> promised;
-  std::vector<Ticket> others;
+void Cache::end_loads() {
+  std::vector<Ticket> loads;
   {
     const std::scoped_lock lock(mutex_);
     for (const std::uint32_t number : loading_) {
-      const Group& group = groups_[number];
-      if (group.ticket) (group.promised != 0 ? promised : others).push_back(group.ticket);
+      if (groups_[number].ticket) loads.push_back(groups_[number].ticket);
     }
   }
-  for (Ticket& load : others) models::end(load);
-  for (Ticket& load : promised) {
-    load.wait_for(deadline - Clock::now());
-    models::end(load);
-  }
+  for (Ticket& load : loads) models::end(load);
 }
 
 bool Cache::shut_down() {
@@ -213,18 +200,15 @@ bool Cache::shut_down() {
   changed_.notify_all();
   bell_->ring();
   keeper_.join();
-  end_loads(deadline);  // acquires that wait for them go
+  end_loads();  // acquires that wait for them go
   {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return inside_ == 0; });
   }
-  end_loads(deadline);  // what the last of these began
+  end_loads();  // what the last of these began
   bool is_abandoned = false;
   {
     const std::scoped_lock lock(mutex_);
-    for (std::size_t i = loading_.size(); i-- > 0;) {
-      if (groups_[loading_[i]].promised != 0) settle(loading_[i]);
-    }
     is_abandoned = std::ranges::any_of(slots_, &Slot::is_lost);
     for (const std::uint32_t group : loading_) {
       is_abandoned = is_abandoned || groups_[group].ticket.outcome() == Outcome::abandoned;
@@ -300,15 +284,15 @@ Status Cache::wait_for_load(std::unique_lock<std::mutex>& lock, const Ticket& ti
   return Error{Code::would_deadlock, 0, "acquire waits inside a callback of a request", "acquire on another thread"};
 }
 
-Status Cache::bring(std::unique_lock<std::mutex>& lock, std::uint32_t number, Until until, TimePoint deadline) {
+Status Cache::bring(std::unique_lock<std::mutex>& lock, std::uint32_t number, TimePoint deadline) {
   Group& group = groups_[number];
   Class& slots = classes_[group.slot_class];
   while (true) {
     if (is_closing_) return closed("the Layers were closed", "");
     settle(number);
-    if (group.error) return tell(group);
+    if (group.error) return *std::exchange(group.error, std::nullopt);
     const bool is_loading = group.state == State::loading;
-    if (group.state == State::loaded || (is_loading && until == Until::placed)) return {};
+    if (group.state == State::loaded) return {};
     if (Clock::now() >= deadline) {
       if (!is_loading) return no_slot(slots);
       return Error{Code::timed_out, 0,
@@ -338,46 +322,7 @@ Status Cache::bring(std::unique_lock<std::mutex>& lock, std::uint32_t number, Un
   }
 }
 
-Status Cache::hold(std::unique_lock<std::mutex>& lock, std::uint32_t number, TimePoint deadline) {
-  Status status = bring(lock, number, Until::loaded, deadline);
-  if (status) ++groups_[number].report.held;
-  return status;
-}
-
-Status Cache::hold_in_order(std::unique_lock<std::mutex>& lock, std::uint32_t number, CudaStream stream,
-                            TimePoint deadline) {
-  Group& group = groups_[number];
-  if (Status status = bring(lock, number, Until::placed, deadline); !status) return status;
-  ++group.report.held;  // so this load stays the group's last
-  if (group.state == State::loaded) return {};
-  ++group.promised;
-  const auto streams = group.streams;
-  lock.unlock();
-  Status status = streams->hold(*gpu_, stream.handle);
-  lock.lock();
-  if (status) {
-    --group.report.waits;  // it is the stream that waits
-    ++group.report.stream_waits;
-    return {};
-  }
-  if (group.promised != 0) --group.promised;
-  let_go(group);
-  // The driver is busy with frees, or our copies with streams: waiting here is as good.
-  if (status.error().code == Code::would_deadlock) return hold(lock, number, deadline);
-  return status;
-}
-
-bool Cache::can_hold_streams() {
-  if (gpu_ == nullptr) return false;
-  if (gpu_->api().stream_wait_value != nullptr) return true;
-  if (!std::exchange(has_warned_, true)) {
-    log(LogLevel::warning,
-        "Layers: this driver can't make a stream wait (it has no cuStreamWaitValue32), so acquire waits on the host");
-  }
-  return false;
-}
-
-Result<std::span<const Region>> Cache::acquire(std::size_t number, std::optional<CudaStream> stream) {
+Result<std::span<const Region>> Cache::acquire(std::size_t number) {
   std::unique_lock lock(mutex_);
   if (Status status = check(number); !status) return std::move(status).error();
   const Inside inside(*this);
@@ -387,19 +332,17 @@ Result<std::span<const Region>> Cache::acquire(std::size_t number, std::optional
   settle(index);
   if (group.state == State::loaded && !group.error) {
     ++group.report.hits;
-    ++group.report.held;
   } else {
     const TimePoint begun = Clock::now();
     const TimePoint deadline = time_after(begun, duration_from_seconds(options_.deadline_seconds));
     ++group.report.waits;
     ++group.waiting;
-    Status status = or_out_of_memory([&] {
-      return stream && can_hold_streams() ? hold_in_order(lock, index, *stream, deadline) : hold(lock, index, deadline);
-    });
+    Status status = or_out_of_memory([&] { return bring(lock, index, deadline); });
     --group.waiting;
     group.report.wait_seconds += seconds_between(begun, Clock::now());
     if (!status) return std::move(status).error();
   }
+  ++group.report.held;
   notice();
   return std::span<const Region>(group.tensors);
 }
@@ -413,7 +356,7 @@ Status Cache::release(std::size_t number, CudaStream stream) {
                  "release of group " + models::in_quotes(infos_[number].name) + ", which is not held",
                  "release a group as often as it was acquired"};
   }
-  if (gpu_ != nullptr) {
+  if (!options_.domain.host_accessible()) {
     auto mark = CudaMark::put(options_.domain, stream);
     if (!mark) return std::move(mark).error();
     std::vector<Released>& released = slots_[group.slot].released;
@@ -424,9 +367,7 @@ Status Cache::release(std::size_t number, CudaStream stream) {
       released.push_back({stream.handle, std::move(*mark)});
     }
   }
-  settle(static_cast<std::uint32_t>(number));
   let_go(group);
-  if (group.error) return tell(group);
   return {};
 }
 
@@ -480,8 +421,6 @@ LayersReport Cache::report() const {
     report.groups.back().is_loaded = group.state == State::loaded;
     report.all.hits += group.report.hits;
     report.all.waits += group.report.waits;
-    report.all.stream_waits += group.report.stream_waits;
-    report.all.unserved += group.report.unserved;
     report.all.wait_seconds += group.report.wait_seconds;
     report.all.loads += group.report.loads;
     report.all.loaded_bytes += group.report.loaded_bytes;

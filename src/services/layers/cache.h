@@ -1,12 +1,9 @@
 // Cache: the groups of Layers, the slots that they take turns in, and the thread that loads ahead.
 //
-// A group is absent, loading or loaded; or its load has failed while it was held. All states change under one mutex;
-// requests are submitted and waited for without it. What an `acquire` waits for it starts itself, so that the thread's
-// wake-up costs it nothing.
-//
-// An acquire in the order of a stream returns while the group is loading. The stream waits for a word
-// (cuda/held_streams.h), which the end of a load that went well sets at once; whatever went wrong is written down
-// first. Loads never wait for a stream, so none of them waits for itself.
+// A group is absent, loading or loaded. All states change under one mutex; requests are submitted and waited for
+// without it. What an `acquire` waits for it starts itself, so that the thread's wake-up costs it nothing. It returns
+// when the group is there: a stream that waited for the load could have copies behind that which stand in the load's
+// way.
 //
 // Invariants:
 //   1. A slot has at most one group, and a group at most one slot: no group is there twice, or loaded twice at a time.
@@ -30,7 +27,6 @@
 
 #include "base/clock.h"
 #include "base/fork_guard.h"
-#include "cuda/held_streams.h"
 #include "penstock/layers.h"
 #include "services/layers/layout.h"
 #include "services/layers/policy.h"
@@ -52,16 +48,13 @@ class Cache {
   std::uint64_t size_bytes(std::size_t group) const;
   bool in_child() const { return fork_guard_.in_child(); }
 
-  // Without a stream it waits for the load.
-  Result<std::span<const Region>> acquire(std::size_t group, std::optional<CudaStream> stream);
+  Result<std::span<const Region>> acquire(std::size_t group);
   Status release(std::size_t group, CudaStream stream);
   Status hint(std::span<const std::size_t> groups);
   Status pin(std::size_t group, bool pinned);
   LayersReport report() const;
   Status check_unheld() const;
-  // The first of the late errors, which count as told.
-  Status tell_late();
-  // Ends loads and acquires, and waits for streams and what they wait for; later calls fail with Code::closed. Whether
+  // Ends loads and acquires, and waits for streams; later calls fail with Code::closed. Whether
   // an operation may still write to the memory.
   bool shut_down();
 
@@ -83,7 +76,7 @@ class Cache {
     Cache& cache_;
   };
 
-  enum class State : std::uint8_t { absent, loading, loaded, failed };  // `failed`: until nobody holds it
+  enum class State : std::uint8_t { absent, loading, loaded };
   struct Group {
     Layout layout;
     std::vector<Region> tensors;  // where they are, unless it is absent
@@ -91,13 +84,10 @@ class Cache {
     std::uint32_t rank = 0;     // in its class
     std::uint32_t slot = none;  // none: absent
     State state = State::absent;
-    Ticket ticket;                               // while it is loading; empty until it was submitted
-    std::shared_ptr<cuda::HeldStreams> streams;  // that wait for the load; shared with its request
-    std::uint32_t promised = 0;                  // acquires that returned before the load had ended
-    std::optional<Error> error;                  // of the last load, until it is told
-    bool is_late = false;                        // the error: some of these acquires were promised what is not there
-    std::uint32_t hint = none;                   // its first place in the hints
-    std::uint32_t waiting = 0;                   // acquires; it keeps its slot for them
+    Ticket ticket;               // while it is loading; empty until it was submitted
+    std::optional<Error> error;  // of the last load, until it is told
+    std::uint32_t hint = none;   // its first place in the hints
+    std::uint32_t waiting = 0;   // acquires; it keeps its slot for them
     GroupReport report;
   };
   struct Released {
@@ -150,26 +140,17 @@ class Cache {
   // Ends the load of a group if its request has.
   void settle(std::uint32_t group);
   void settle_all();
-  // Cancels loads; those that streams wait for have time until the deadline.
-  void end_loads(TimePoint deadline);
+  void end_loads();
   void finish(std::uint32_t group, const Report& report);
   Error error_of(const Report& report) const;
-  void set_error(std::uint32_t group, Error error);
-  // The error, which counts as told unless somebody holds the group: then it is told at the release.
-  Error tell(Group& group) const;
   // One hold less.
   void let_go(Group& group);
   // What could be loaded ahead now, the first first; classes that have no room are left out.
   std::uint32_t next_wish(const std::vector<bool>& full) const;
   // A group to load ahead, for which it took a slot; none: there is none now.
   std::uint32_t next_ahead(bool& waits_for_stream);
-  // Waits until a group has a slot, and is loaded.
-  enum class Until : std::uint8_t { placed, loaded };
-  Status bring(std::unique_lock<std::mutex>& lock, std::uint32_t group, Until until, TimePoint deadline);
-  // Holds a group; waits until it is loaded, or has the stream wait.
-  Status hold(std::unique_lock<std::mutex>& lock, std::uint32_t group, TimePoint deadline);
-  Status hold_in_order(std::unique_lock<std::mutex>& lock, std::uint32_t group, CudaStream stream, TimePoint deadline);
-  bool can_hold_streams();
+  // Waits until a group is loaded.
+  Status bring(std::unique_lock<std::mutex>& lock, std::uint32_t group, TimePoint deadline);
   Status wait_for_load(std::unique_lock<std::mutex>& lock, const Ticket& ticket, TimePoint deadline);
   Error no_slot(const Class& slots) const;
   // Wakes the thread that loads ahead, if there may be something to do.
@@ -188,7 +169,6 @@ class Cache {
   models::FileStores stores_;
   Buffer allocated_;  // none where memory was given
   Region memory_;
-  cuda::Device* gpu_ = nullptr;  // null: host memory
 
   std::mutex closing_;               // taken before mutex_
   mutable std::mutex mutex_;         // guards what follows
@@ -206,7 +186,6 @@ class Cache {
   std::size_t absent_ = 0;
   std::size_t pins_ = 0;
   bool is_closing_ = false;
-  bool has_warned_ = false;   // that the driver can't make streams wait
   std::uint32_t inside_ = 0;  // acquires
 
   const std::shared_ptr<Bell> bell_ = std::make_shared<Bell>();

@@ -55,14 +55,11 @@ Cache::Room Cache::take_slot(std::uint32_t number, const Wish& wish) {
   const auto index = static_cast<std::uint32_t>(slots.first_slot + *chosen);
   Slot& slot = slots_[index];
   if (candidates_[*chosen].is_in_use) return Room::later;
-  auto streams = std::make_shared<cuda::HeldStreams>();
   if (slot.group != none) vacate(groups_[slot.group]);
   slot.group = number;
   group.slot = index;
   group.state = State::loading;
   group.ticket = Ticket();
-  group.streams = std::move(streams);
-  group.promised = 0;
   for (std::size_t i = 0; i < group.tensors.size(); ++i) {
     const Layout::Tensor& tensor = group.layout.tensors[i];
     group.tensors[i] = memory_.part(slot.offset + tensor.place, tensor.bytes);
@@ -101,10 +98,7 @@ Result<Ticket> Cache::submit(const Group& group, const Region& memory) {
     RequestOptions options;
     options.as_opened = true;
     options.cache = options_.cache;
-    options.on_end = [bell = bell_, streams = group.streams](const Report& report) {
-      if (report.ok()) streams->let_go();
-      bell->ring();
-    };
+    options.on_end = [bell = bell_](const Report&) { bell->ring(); };
     return context_.submit(Direction::read, list.ranges(), options);
   });
 }
@@ -128,15 +122,7 @@ void Cache::launch(std::uint32_t number) {
 void Cache::settle(std::uint32_t number) {
   Group& group = groups_[number];
   if (group.state != State::loading || !group.ticket) return;
-  const bool has_ended = group.ticket.ended();  // asked first: streams that a break lets go later find the bytes
-  if (group.streams->is_broken()) {
-    group.streams = std::make_shared<cuda::HeldStreams>();  // for later acquires: the load goes on
-    set_error(
-        number,
-        {Code::would_deadlock, 0, "copies could not get past a stream that waits for them",
-         "set CUDA_DEVICE_MAX_CONNECTIONS=32 before CUDA starts, or put no copies on a stream behind an acquire"});
-  }
-  if (has_ended) finish(number, group.ticket.report());
+  if (group.ticket.ended()) finish(number, group.ticket.report());
 }
 
 void Cache::settle_all() {
@@ -156,61 +142,24 @@ void Cache::finish(std::uint32_t number, const Report& report) {
     group.report.loaded_bytes += group.layout.wanted_bytes;
   } else {
     ++group.report.failed_loads;
-    set_error(number, error_of(report));
+    group.error = error_of(report);
     if (report.outcome == Outcome::abandoned) {
       slot.is_lost = true;
       ++classes_[group.slot_class].lost;
     }
-    group.state = State::failed;
-    if (group.report.held == 0) vacate(group);
+    vacate(group);
   }
-  group.promised = 0;
-  group.streams->let_go();
 }
 
 Error Cache::error_of(const Report& report) const {
   if (is_closing_ && report.outcome == Outcome::cancelled) {
-    return {Code::cancelled, 0, "the Layers were closed before it was loaded",
-            "wait for the stream before you close them, or raise close_seconds"};
+    return {Code::cancelled, 0, "the Layers were closed before it was loaded", ""};
   }
   return report.error.value_or(Error{Code::internal, 0, "a load failed without an error", ""});
 }
 
-void Cache::set_error(std::uint32_t number, Error error) {
-  Group& group = groups_[number];
-  if (group.promised != 0) {
-    error.message = "work on a stream ran without group " + models::in_quotes(infos_[number].name) +
-                    ", which was not there: " + error.message;
-    group.report.unserved += std::exchange(group.promised, 0);
-    group.is_late = true;
-  }
-  group.error = std::move(error);
-}
-
-Error Cache::tell(Group& group) const {
-  Error error = *group.error;
-  if (group.report.held == 0 || is_closing_) {
-    group.error.reset();
-    group.is_late = false;
-  }
-  return error;
-}
-
-Status Cache::tell_late() {
-  const std::scoped_lock lock(mutex_);
-  if (!is_closing_) settle_all();
-  Status first;
-  for (Group& group : groups_) {
-    if (!group.error || !group.is_late) continue;
-    Error error = tell(group);
-    if (first) first = std::move(error);
-  }
-  return first;
-}
-
 void Cache::let_go(Group& group) {
   if (--group.report.held != 0) return;
-  if (group.state == State::failed) vacate(group);
   changed_.notify_all();
   notice();
 }

@@ -59,12 +59,11 @@ std::uint64_t Layers::size_bytes(std::size_t group) const {
 
 Result<std::span<const Region>> Layers::acquire(std::size_t group) {
   if (auto error = refusal(cache_.get())) return *std::move(error);
-  return or_out_of_memory([&] { return cache_->acquire(group, std::nullopt); });
+  return or_out_of_memory([&] { return cache_->acquire(group); });
 }
 
-Result<std::span<const Region>> Layers::acquire(std::size_t group, CudaStream stream) {
-  if (auto error = refusal(cache_.get())) return *std::move(error);
-  return or_out_of_memory([&] { return cache_->acquire(group, stream); });
+Result<std::span<const Region>> Layers::acquire(std::size_t group, CudaStream) {
+  return acquire(group);
 }
 
 Status Layers::release(std::size_t group, CudaStream stream) {
@@ -74,7 +73,7 @@ Status Layers::release(std::size_t group, CudaStream stream) {
 
 Status Layers::check() {
   if (auto error = refusal(cache_.get())) return *std::move(error);
-  return or_out_of_memory([&] { return cache_->tell_late(); });
+  return {};
 }
 
 Status Layers::hint(std::span<const std::size_t> groups) {
