@@ -109,15 +109,18 @@ struct RequestOptions {
   std::function<void(const Report&)> on_end = {};
   std::function<void(std::function<void()>)> executor = {};
   // Runs once per range that has bytes: when all of them have arrived (Code::ok), or when the first of them failed;
-  // others may then still be on their way. It runs on the lane that moved them, so it must not wait, hold a lock for
-  // long, or throw. If a request is stopped early, it may not run for all ranges.
+  // others may then still be on their way. It runs on the lane that moved them, or in stream order on the thread that
+  // watches streams, so it must not wait, hold a lock for long, or throw. If a request is stopped early, it may not run
+  // for all ranges.
   std::function<void(std::uint64_t range, Code code)> on_range = {};
   // Stream order: the request begins when earlier work on the stream is done. All memory must be on the stream's
   // device. A stream that is being captured into a graph is refused.
   std::optional<CudaStream> stream = {};
-  // Asynchronous requests with a stream: later work on the stream begins when the request has ended, even by failure or
-  // cancellation: check the ticket. Without it, the caller waits for the ticket before it enqueues work that needs the
-  // bytes. Synchronous transfers never make the stream wait: their return orders them before later work.
+  // Asynchronous requests with a stream: later work on the stream begins when the bytes are there, or the request has
+  // failed or was cancelled: wait for the ticket, which ends a moment later, and check it. One that is stopped before
+  // the stream has come to it has ended, but the stream may still copy: Buffers are held until it has passed; other
+  // memory must stay as long. Without it, the caller waits for the ticket before it enqueues work that needs the bytes.
+  // Synchronous transfers never make the stream wait: their return orders them before later work.
   bool stream_waits = true;
   // Synchronous transfers: called on the calling thread about every 60 ms while the call waits; false cancels the
   // request. It must not throw.

@@ -17,6 +17,7 @@
 #include "core/callers_transfers.h"
 #include "core/environment.h"
 #include "core/lane_set.h"
+#include "core/ordered_transfers.h"
 #include "core/plan.h"
 #include "core/publisher.h"
 #include "core/request.h"
@@ -93,18 +94,21 @@ class Context::Impl {
                                                         machine, std::move(staging))),
         lanes(std::make_shared<core::LaneSet>(environment)),
         callers_transfers(*environment),
+        ordered(std::make_unique<core::OrderedTransfers>(environment)),
         publisher(publish(environment)) {}
 
   ~Impl() {
     if (environment->fork_guard.in_child()) {
       // The threads stayed with the parent: nothing can be waited for, so everything is left as it is.
       static_cast<void>(publisher.release());
+      static_cast<void>(ordered.release());
       new (std::nothrow) std::shared_ptr<core::LaneSet>(lanes);
       new (std::nothrow) std::shared_ptr<core::Environment>(environment);
       return;
     }
     publisher.reset();
     environment->streams.close();
+    ordered->close();
     lanes->close();
     environment->completions.close();
     environment->calls->close();
@@ -181,6 +185,11 @@ class Context::Impl {
   Result<Ticket> submit_in_order(cuda::Device& gpu, CudaStream stream, cuda::StreamHold hold, Make make) {
     Result<std::shared_ptr<core::Request>> request = make();
     if (!request) return std::move(request).error();
+    if (hold == cuda::StreamHold::until_release) {
+      const auto is_submitted = ordered->submit(*request, gpu, stream.handle);
+      if (!is_submitted) return is_submitted.error();
+      if (*is_submitted) return Ticket(std::move(*request));
+    }
     auto order = cuda::StreamOrder::begin(gpu, stream.handle, hold);
     if (!order) return std::move(order).error();
     (*request)->order = std::move(*order);
@@ -309,6 +318,7 @@ class Context::Impl {
   const std::shared_ptr<core::Environment> environment;  // shared: lanes and tickets may outlive the Context
   const std::shared_ptr<core::LaneSet> lanes;            // shared: a stuck lane asks for a successor
   core::CallersTransfers callers_transfers;
+  std::unique_ptr<core::OrderedTransfers> ordered;
   std::unique_ptr<core::Publisher> publisher;
   Resolvers resolvers;
 };

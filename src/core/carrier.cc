@@ -222,7 +222,8 @@ Part* Carrier::on_done(std::size_t engine, const Done& done, TimePoint now) {
   const std::uint32_t index = Pieces::index_of(done.cookie);
   Piece& piece = lane_.pieces[index];
   const Duration latency = now - piece.submitted;
-  const bool is_copied = piece.is_out_of_reach && piece.op.path != Path::device;
+  const bool is_inner = piece.part != nullptr && piece.part->hold->is_inner();
+  const bool is_copied = (piece.is_out_of_reach && piece.op.path != Path::device) || is_inner;
   const Route route = is_copied ? staged(done.route) : done.route;
   // What has no memory goes no way; it only takes its time.
   const std::uint64_t bytes = engine::moves_bytes(piece.op.kind) ? done.bytes : 0;

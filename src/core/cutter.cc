@@ -158,7 +158,7 @@ void Cutter::plan_window(Part& part, Residency residency, Window window, bool ar
                     .allowed = part.hold->allowed,
                     .residency = residency,
                     .stays = part.stays,
-                    .out_of_reach = span.is_out_of_reach};
+                    .out_of_reach = span.is_out_of_reach || part.hold->is_inner()};
   const bool is_again = part.hold->reads_again_are_cached(span) && residency != Residency::all &&
                         environment_.caching.was_read(entry.cached_file(), window.offset, window.length);
   if (is_again) facts.stays = Stays::again;
@@ -228,7 +228,8 @@ CutRules Cutter::rules(const Part& part, const StoreEntry& entry, const Span& sp
 }
 
 bool Cutter::may_be_buffered(const Request& request, const StoreEntry& entry, const Span& span) {
-  const Route route = span.is_out_of_reach ? Route::buffered_staged : Route::buffered;
+  const bool is_staged = span.is_out_of_reach || request.is_inner();
+  const Route route = is_staged ? Route::buffered_staged : Route::buffered;
   return entry.info().page_cache && (request.allowed & route_bit(route)) != 0;
 }
 

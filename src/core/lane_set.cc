@@ -74,8 +74,14 @@ bool wait_for_none(const std::atomic<std::uint32_t>& left, TimePoint until) {
 }  // namespace
 
 LaneSet::LaneSet(std::shared_ptr<Environment> environment)
+    : LaneSet(environment, {.lanes = environment->options.lanes,
+                            .staging_bytes = environment->options.staging_slot_bytes *
+                                             environment->options.staging_slots_per_lane}) {}
+
+LaneSet::LaneSet(std::shared_ptr<Environment> environment, const Size& size)
     : environment_(std::move(environment)),
-      size_(environment_->options.lanes),
+      sizes_(size),
+      size_(size.lanes),
       workers_(size_),
       callers_lanes_(std::min(size_, callers_lanes_most)) {
   driven_.free.reserve(driven_most);
@@ -93,7 +99,10 @@ LaneSet::Worker LaneSet::make_worker(std::uint32_t slot) {
     const auto self = set.lock();
     return self && self->replace(slot);
   };
-  worker.lane = std::make_shared<Lane>(environment_, lane_settings(environment_->options), std::move(on_stuck));
+  LaneSettings settings = lane_settings(environment_->options);
+  settings.staging_bytes = sizes_.staging_bytes;
+  if (!sizes_.has_long_slots) settings.long_slots = {};
+  worker.lane = std::make_shared<Lane>(environment_, settings, std::move(on_stuck));
   worker.ended = std::make_shared<std::atomic<std::uint32_t>>(0);
   return worker;
 }
@@ -124,6 +133,16 @@ std::shared_ptr<Lane> LaneSet::lane_at(std::uint32_t slot) {
   Worker& worker = workers_[slot];
   if (!worker.lane && !or_out_of_memory([&] { return worker = make_worker(slot), Status(); })) return nullptr;
   return ensure_started(worker) ? worker.lane : nullptr;
+}
+
+bool LaneSet::has_staging() {
+  const std::scoped_lock lock(mutex_);
+  bool has_some = false;
+  for (std::uint32_t slot = 0; slot < size_ && !closed_; ++slot) {
+    const auto lane = lane_at(slot);
+    has_some |= lane && lane->has_staging();
+  }
+  return has_some;
 }
 
 Status LaneSet::prepare(cuda::Device& gpu) {

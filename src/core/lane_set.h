@@ -38,12 +38,21 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
            long_driven_most * (long_driven_staging_bytes + LongSlots::count * long_driven_slot_bytes);
   }
 
+  struct Size {
+    std::uint32_t lanes = 1;
+    std::uint64_t staging_bytes = 0;  // of each
+    bool has_long_slots = true;
+  };
+  // As the options say.
   explicit LaneSet(std::shared_ptr<Environment> environment);
+  LaneSet(std::shared_ptr<Environment> environment, const Size& size);
   ~LaneSet();
   LaneSet(const LaneSet&) = delete;
   LaneSet& operator=(const LaneSet&) = delete;
 
   std::uint32_t size() const { return size_; }
+  // Whether some lane has staging memory, which is taken now if the budget has room for it.
+  bool has_staging();
   // Makes what requests to and from a GPU need, on every lane, so that the first of them need not.
   Status prepare(cuda::Device& gpu);
   // Submits the request when its stream has come to it. An error where it can't wait for that: let go of it, and the
@@ -116,6 +125,7 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
   void work_on_stuck_lanes();
 
   const std::shared_ptr<Environment> environment_;
+  const Size sizes_;
   const std::uint32_t size_;
   std::mutex mutex_;
   bool closed_ = false;

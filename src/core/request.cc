@@ -55,7 +55,13 @@ struct Request::Callbacks : CompletionThread::Action {
   std::function<void(std::function<void()>)> executor;
   std::function<void()> call;  // for it
   std::function<void(std::uint64_t range, Code code)> on_range;
+  std::function<void()> at_end;  // of an inner request
 };
+
+void Request::call_at_end(std::function<void()> call) {
+  if (!callbacks_) callbacks_ = std::make_unique<Callbacks>(RequestOptions());
+  callbacks_->at_end = std::move(call);
+}
 
 // Called when the request has ended.
 struct Request::Waiting : CompletionThread::Action {
@@ -114,6 +120,7 @@ std::shared_ptr<Request> Request::begin(const std::shared_ptr<Environment>& envi
     request->callbacks_ = std::make_unique<Callbacks>(options);
   }
   request->in_stream_order_ = settings.in_stream_order;
+  request->is_inner_ = settings.is_inner;
   request->as_opened_ = options.as_opened;
   request->allowed = route_set(environment->options.allowed_routes);
   request->cache = options.cache.value_or(environment->options.cache);
@@ -132,7 +139,9 @@ TimePoint Request::deadline_of(const Environment& environment, const RequestOpti
 
 Status Request::take(std::span<const Range> ranges) {
   if (auto status = add_ranges(ranges); !status) return status;
-  if (auto status = prepare_stores(); !status) return status;
+  if (!is_inner_) {
+    if (auto status = prepare_stores(); !status) return status;
+  }
   const bool is_late = parts.size() != 0;  // then they are noted next, as for all requests in stream order
   if (checks_identities_ && !is_late) {
     if (auto status = note_first_identities(); !status) return status;
@@ -143,7 +152,7 @@ Status Request::take(std::span<const Range> ranges) {
     for (std::size_t i = 0; i < spans.size(); ++i) left_[i].store(spans[i].length, std::memory_order_relaxed);
   }
   has_ranges_.store(true, std::memory_order_release);
-  if (environment_->options.nvtx) nvtx_range_ = cuda::begin_range(title());
+  if (environment_->options.nvtx && !is_inner_) nvtx_range_ = cuda::begin_range(title());
   return {};
 }
 
@@ -369,8 +378,12 @@ std::optional<Stage> Request::next_stage(Stage done) const {
 }
 
 void Request::end_unstarted(const std::shared_ptr<Request>& request) {
-  for (Part& part : request->parts) {
-    part.withdrawn = true;
+  for (Part& part : request->parts) part.withdrawn = true;
+  end_without_lanes(request);
+}
+
+void Request::end_without_lanes(const std::shared_ptr<Request>& request) {
+  for (std::size_t left = request->parts.size(); left != 0; --left) {
     if (request->leave() && request->conclude(request, Clock::now())) request->wake_waiters();
   }
   request->environment_->ends.announce();
@@ -383,7 +396,7 @@ void Request::wake_waiters() const {
 bool Request::conclude(const std::shared_ptr<Request>& self, TimePoint end) {
   const Outcome outcome = judge();
   seconds_ = seconds_between(begun, end);
-  environment_->statistics.request_ended(outcome == Outcome::done);
+  if (!is_inner_) environment_->statistics.request_ended(outcome == Outcome::done);
   cuda::end_range(std::exchange(nvtx_range_, 0));
   asked_.reset();
   attachments.clear();
@@ -403,6 +416,7 @@ bool Request::conclude(const std::shared_ptr<Request>& self, TimePoint end) {
   if (waiting_.load(std::memory_order_seq_cst) != nullptr) call_waiting();
   environment_->completions.free_there(std::move(last_held));
   if (used) environment_->completions.post(std::move(used));
+  if (callbacks && callbacks->at_end) callbacks->at_end();
   if (callbacks && callbacks->on_end) {
     callbacks->on_end->request = self;
     environment_->completions.post(std::move(callbacks));

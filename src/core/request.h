@@ -165,6 +165,9 @@ struct RequestSettings {
   std::uint32_t lanes = 1;                     // the most that may work on it
   bool may_wait = true;                        // for writers of its stores; not where it is made by the gate's thread
   bool in_stream_order = false;                // the stream waits for it, or it for the stream, outside the lanes
+  // Part of another request, whose bytes it moves between storage and memory from which they are copied to or from a
+  // GPU (OrderedTransfer). That one was checked, is counted, and is what callers see.
+  bool is_inner = false;
 };
 
 // As long as what allocators keep at hand: what few requests need lies behind pointers, here and in Part.
@@ -307,6 +310,8 @@ class Request {
   void wake_waiters() const;
   // Ends a request that no lane has seen. REQUIRES: it was stopped.
   static void end_unstarted(const std::shared_ptr<Request>& request);
+  // Ends a request whose bytes others than lanes have moved, and counted in its first part.
+  static void end_without_lanes(const std::shared_ptr<Request>& request);
 
   // Wakes the next lanes that sleep and have a part of it. Each lane does so as soon as it is awake, so that all are
   // after a few wake-ups instead of one after the other.
@@ -333,7 +338,11 @@ class Request {
   void range_failed(std::uint64_t range, Code code);
 
   bool has_callback() const { return callbacks_ != nullptr; }
+  bool is_inner() const { return is_inner_; }
+  // Who ends the request, a lane most often, calls it then; it throws nothing. Before any lane has it.
+  void call_at_end(std::function<void()> call);
   Environment& environment() const { return *environment_; }
+  const std::shared_ptr<Environment>& shared_environment() const { return environment_; }
 
   // Any thread.
   Outcome outcome() const { return outcome_.load(std::memory_order_acquire); }
@@ -431,6 +440,7 @@ class Request {
   std::unique_ptr<Callbacks> callbacks_;            // until it ends; null: there are none
   std::uint32_t lanes_ = 1;                         // the most that may work on it
   bool in_stream_order_ = false;
+  bool is_inner_ = false;
   bool as_opened_ = false;               // its stores have to be
   bool may_wait_ = true;                 // for writers of its stores
   std::unique_ptr<Late> late_;           // until it was asked

@@ -243,7 +243,8 @@ Error Request::describe(const Report& report) const {
   }
   if (stop_code() == Code::would_deadlock) {
     return {Code::would_deadlock, 0, "copies could not get past a stream that waits for them; " + progress,
-            "set CUDA_DEVICE_MAX_CONNECTIONS=32 before CUDA starts, or put no copies on a stream behind a request"};
+            "put no copies on a stream behind late ranges or a standing request, or set CUDA_DEVICE_MAX_CONNECTIONS=32 "
+            "before CUDA starts"};
   }
   const std::string server = "the server of " + (stores.size() == 1 ? stores[0].facts->name : "a file");
   if (stop_code() == Code::out_of_memory && unasked_) {

@@ -148,11 +148,15 @@ bool StreamGate::look_at_once(const Waiting& waiting) {
 bool StreamGate::break_all(TimePoint now, Duration patience) {
   const std::scoped_lock lock(mutex_);
   if (broken_ && now - *broken_ < patience) return false;
-  broken_ = now;
+  bool has_some = false;
   for (const auto& known : ordered_) {
-    if (const auto request = known.lock()) request->stop(Code::would_deadlock);
+    const auto request = known.lock();
+    if (!request || request->ended()) continue;
+    request->stop(Code::would_deadlock);
+    has_some = true;
   }
-  return true;
+  if (has_some) broken_ = now;
+  return has_some;
 }
 
 void StreamGate::close() {

@@ -30,7 +30,8 @@ class StreamGate {
   // Looked at until it has ended.
   Status add(std::shared_ptr<StandingRequest> standing);
   // Ends every request in stream order, waiting or running, and lets their streams go on: copies can't get past them.
-  // False, and nothing happens, where a lane has just done that: what waits since may not be in the way.
+  // False, and nothing happens, where there are none, or a lane has just done that: what waits since may not be in the
+  // way.
   bool break_all(TimePoint now, Duration patience);
   void close();
 

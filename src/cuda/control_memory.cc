@@ -46,11 +46,18 @@ Result<ControlMemory::Cell> ControlMemory::take(Device& device, std::size_t size
     return Error{Code::internal, 0, "a cell of control memory of " + std::to_string(size_bytes) + " bytes", ""};
   }
   const std::size_t which = size_class(size_bytes);
+  if (const auto cell = take_free(which)) return *cell;
+  const std::scoped_lock adding(adding_mutex_);
+  while (true) {
+    if (const auto cell = take_free(which)) return *cell;
+    if (auto status = add_page(device, which); !status) return status.error();
+  }
+}
+
+std::optional<ControlMemory::Cell> ControlMemory::take_free(std::size_t which) {
   const std::scoped_lock lock(mutex_);
   auto& free = free_.at(which);
-  if (free.empty()) {
-    if (auto status = add_page(device, smallest_bytes << which, free); !status) return status.error();
-  }
+  if (free.empty()) return std::nullopt;
   const Cell cell = free.back();
   free.pop_back();
   return cell;
@@ -61,9 +68,14 @@ void ControlMemory::give_back(const Cell& cell) {
   free_.at(size_class(cell.size_bytes)).push_back(cell);
 }
 
-Status ControlMemory::add_page(Device& device, std::size_t cell_bytes, std::vector<Cell>& free) {
-  std::size_t& made = made_.at(size_class(cell_bytes));
-  free.reserve(made + page_bytes / cell_bytes);        // to give one back takes no memory
+Status ControlMemory::add_page(Device& device, std::size_t which) {
+  const std::size_t cell_bytes = smallest_bytes << which;
+  std::size_t& made = made_.at(which);
+  auto& free = free_.at(which);
+  {
+    const std::scoped_lock lock(mutex_);
+    free.reserve(made + page_bytes / cell_bytes);  // to give one back takes no memory
+  }
   auto unused = std::make_shared<UnusedPage>(device);  // before there is something to unregister, which needs it
   void* page = ::mmap(nullptr, page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (page == MAP_FAILED) return system_error(errno, "allocate control memory");
@@ -83,6 +95,7 @@ Status ControlMemory::add_page(Device& device, std::size_t cell_bytes, std::vect
     return device.driver().error(result, "map control memory for the GPU");
   }
   made += page_bytes / cell_bytes;
+  const std::scoped_lock lock(mutex_);
   for (std::size_t offset = 0; offset < page_bytes; offset += cell_bytes) {
     free.push_back({static_cast<std::byte*>(page) + offset, address + offset, cell_bytes});
   }

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "cuda/driver.h"
@@ -35,11 +36,16 @@ class ControlMemory {
   void give_back(const Cell& cell);
 
  private:
-  Status add_page(Device& device, std::size_t cell_bytes, std::vector<Cell>& free);
+  std::optional<Cell> take_free(std::size_t which);
+  // REQUIRES: adding_mutex_ is held.
+  Status add_page(Device& device, std::size_t which);
 
+  // Held while the driver registers a page. It may wait for a stream that goes on only when a cell was given back, so
+  // that never waits for this one.
+  std::mutex adding_mutex_;
+  std::array<std::size_t, 11> made_{};  // how many there are, by size: 64 bytes, 128, … 64 KiB; guarded by it
   std::mutex mutex_;
-  std::array<std::size_t, 11> made_{};      // how many there are, by size
-  std::array<std::vector<Cell>, 11> free_;  // by size: 64 bytes, 128, … 64 KiB
+  std::array<std::vector<Cell>, 11> free_;
 };
 
 }  // namespace penstock::cuda

@@ -215,6 +215,7 @@ TEST_F(InStreamOrder, a_stream_that_has_failed_is_told_with_cudas_error_and_what
   ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
   for (const cuda::CuResult result : {cuda::cu_invalid_value, cuda::cu_illegal_address}) {
     cuda::CuStream stream = make_stream();
+    Blocker earlier(gpu(), stream);
     fake_->fail_call("cuEventQuery", 1, result, 0);
     Ticket ticket = read_in_order(context, store, memory.region(), stream).value();
     ASSERT_TRUE(ticket.wait_for(20s));
@@ -225,6 +226,7 @@ TEST_F(InStreamOrder, a_stream_that_has_failed_is_told_with_cudas_error_and_what
     EXPECT_NE(error.message.find("the stream"), std::string::npos) << error.message;
     EXPECT_FALSE(error.hint.empty());
     EXPECT_EQ(error.hint == cuda::device_lost_hint, error.code == Code::device_lost) << error.hint;
+    earlier.let_go();
     EXPECT_EQ(wait_for(stream), cuda::cu_success);
   }
 }
@@ -297,7 +299,7 @@ TEST_F(InStreamOrder, one_hardware_queue_of_each_kind_is_enough_because_copies_g
   }
 }
 
-TEST_F(InStreamOrder, streams_that_stand_in_the_way_of_our_copies_end_with_a_named_error) {
+TEST_F(InStreamOrder, late_ranges_that_a_copy_stands_in_the_way_of_end_with_a_named_error) {
   PENSTOCK_NEEDS_FAKE();
   fake_->set_connections(1);
   options_.deadlines.stream_seconds = 0.2;
@@ -310,17 +312,23 @@ TEST_F(InStreamOrder, streams_that_stand_in_the_way_of_our_copies_end_with_a_nam
   // The copy waits for the request in the only queue of the copy engine, and ours comes behind it.
   cuda::CuStream stream = make_stream();
   Blocker earlier(gpu(), stream);
-  Ticket ticket = read_in_order(context, store, memory.region(), stream).value();
+  RequestOptions options;
+  options.stream = CudaStream{stream};
+  const auto ranges = [&]() -> Result<std::vector<Range>> { return std::vector{Range{&store, 0, memory.region()}}; };
+  Ticket late = context.submit(Direction::read, Domain::cuda(0), ranges, options).value();
+  Ticket plain = read_in_order(context, store, other.region(), stream).value();
   {
     const cuda::Current current(gpu());
     ASSERT_EQ(driver_->api().copy_to_device(cuda::device_address(other.data()), pinned.data(), mib, stream),
               cuda::cu_success);
   }
   earlier.let_go();
-  ASSERT_TRUE(ticket.wait_for(20s));
-  EXPECT_NE(ticket.outcome(), Outcome::done);
-  EXPECT_EQ(ticket.report().error->code, Code::would_deadlock);
-  EXPECT_NE(ticket.report().error->message.find("could not get past"), std::string::npos);
+  ASSERT_TRUE(late.wait_for(20s));
+  EXPECT_NE(late.outcome(), Outcome::done);
+  EXPECT_EQ(late.report().error->code, Code::would_deadlock);
+  EXPECT_NE(late.report().error->message.find("could not get past"), std::string::npos);
+  EXPECT_FALSE(late.report().error->hint.empty());
+  EXPECT_EQ(plain.wait(), Outcome::done) << "its copies stand on the stream";
   EXPECT_EQ(wait_for(stream), cuda::cu_success) << "the stream runs on";
   EXPECT_TRUE(eventually([&] { return context.statistics().quarantined_bytes == 0; }));
   EXPECT_TRUE(context.read(store, 0, memory.region()).ok()) << "and the Context goes on";
@@ -455,7 +463,7 @@ TEST_F(InStreamOrder, a_lane_that_took_the_place_of_a_stuck_one_serves_requests_
 }
 
 // All but the slots of one lane is the user's at first.
-TEST_F(InStreamOrder, lanes_that_got_no_slots_get_some_once_there_is_room_also_while_a_stream_waits) {
+TEST_F(InStreamOrder, where_there_were_no_slots_there_are_some_once_there_is_room_also_while_a_stream_waits) {
   PENSTOCK_NEEDS_FAKE();
   fake_->set_connections(0);
   options_.staging_slot_bytes = mib;
@@ -476,7 +484,7 @@ TEST_F(InStreamOrder, lanes_that_got_no_slots_get_some_once_there_is_room_also_w
   EXPECT_TRUE(eventually([&] { return context.statistics().pinned_bytes == 2 * mib; })) << "of one lane";
   Blocker earlier(gpu(), make_stream());
   expect_read();
-  EXPECT_EQ(context.statistics().pinned_bytes, 4 * mib) << "of both lanes";
+  EXPECT_GT(context.statistics().pinned_bytes, 2 * mib) << "also of requests in stream order";
   earlier.let_go();
 }
 
