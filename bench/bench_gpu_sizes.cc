@@ -1,7 +1,7 @@
 // bench_gpu_sizes: single synchronous transfers of one size, as programs make them: with Penstock, by hand (a pool of
 // spinning threads, each with two pinned slots and a stream; the best of several settings), and one copy from pinned
-// memory. Answers: penstock, stream (a read that comes after work on a stream), hand, pinned, threads (four threads
-// that read one after another), check.
+// memory. Answers: penstock, stream (a read that comes after work on a stream), hand, pinned, threads and
+// threads_by_hand (four threads that read one after another), check.
 #include <fcntl.h>
 #include <penstock/penstock.h>
 #include <unistd.h>
@@ -138,6 +138,8 @@ class Pool {
   std::vector<std::jthread> threads_;  // last: they use the above
 };
 
+using Pools = std::vector<std::unique_ptr<Pool>>;
+
 class Sizes {
  public:
   explicit Sizes(const Settings& settings)
@@ -169,7 +171,8 @@ class Sizes {
          {"stream", [&](double seconds) { return by_penstock(seconds, penstock::CudaStream{stream_.handle()}); }},
          {"hand", [&](double seconds) { return by_hand(seconds); }},
          {"pinned", [&](double seconds) { return by_copy(seconds); }},
-         {"threads", [&](double seconds) { return by_threads(seconds); }},
+         {"threads", [&](double seconds) { return threads_by_penstock(seconds); }},
+         {"threads_by_hand", [&](double seconds) { return threads_by_hand(seconds); }},
          {"check", [&](double) { return check(); }}});
   }
 
@@ -238,21 +241,19 @@ class Sizes {
   }
 
   // Four threads, each with a quarter of the memory.
-  Json by_threads(double seconds) {
-    constexpr std::size_t count = 4;
-    const std::size_t quarter = settings_.size_bytes / count;
+  template <typename Transfer>
+  Json by_threads(double seconds, const Transfer& read) {
+    const std::size_t quarter = settings_.size_bytes / reading_threads;
     std::atomic<std::uint64_t> bytes{0};
     const double cpu_start = bench::cpu_seconds();
     const double start = bench::now();
     {
       std::vector<std::jthread> threads;
-      for (std::size_t i = 0; i < count; ++i) {
+      for (std::size_t i = 0; i < reading_threads; ++i) {
         threads.emplace_back([&, i] {
           std::mt19937_64 random(i);
           while (bench::now() - start < seconds) {
-            const auto report =
-                context_.read(store_, random() % places_ * 4096, buffer_.region().part(i * quarter, quarter));
-            if (!report.ok()) bench::fail(report.error->message);
+            read(i, random() % places_ * 4096, quarter);
             bytes += quarter;
           }
         });
@@ -263,6 +264,24 @@ class Sizes {
             {"operations", bytes / quarter},
             {"seconds", spent},
             {"cpu_seconds", bench::cpu_seconds() - cpu_start}};
+  }
+  Json threads_by_penstock(double seconds) {
+    return by_threads(seconds, [&](std::size_t thread, std::uint64_t offset, std::size_t bytes) {
+      const auto report = context_.read(store_, offset, buffer_.region().part(thread * bytes, bytes));
+      if (!report.ok()) bench::fail(report.error->message);
+    });
+  }
+  Json threads_by_hand(double seconds) {
+    if (pools_.empty()) choose_pools();
+    return by_pools(pools_, seconds);
+  }
+  Json by_pools(const Pools& pools, double seconds) {
+    for (const auto& pool : pools) pool->wake();
+    Json result = by_threads(seconds, [&](std::size_t thread, std::uint64_t offset, std::size_t bytes) {
+      pools[thread]->transfer(buffer_.data() + thread * bytes, offset, bytes);
+    });
+    for (const auto& pool : pools) pool->sleep();
+    return result;
   }
 
   Json check() {
@@ -303,6 +322,27 @@ class Sizes {
     }
   }
 
+  // A pool for each of the four threads.
+  void choose_pools() {
+    double best = 0;
+    for (const std::size_t threads : {1, 2, 3, 4}) {
+      for (const std::size_t piece : {512 << 10, 1 << 20, 2 << 20, 4 << 20}) {
+        Pools pools;
+        for (std::size_t i = 0; i < reading_threads; ++i) {
+          pools.push_back(std::make_unique<Pool>(gpu_, descriptor_, PoolSettings{threads, piece}, false));
+        }
+        by_pools(pools, 0.01);
+        const Json result = by_pools(pools, 0.05);
+        const double speed = result["bytes"].get<double>() / result["seconds"].get<double>();
+        if (speed <= best) continue;
+        best = speed;
+        pools_ = std::move(pools);
+      }
+    }
+  }
+
+  static constexpr std::size_t reading_threads = 4;
+
   const Settings settings_;
   const bench::Gpu gpu_;
   penstock::Context context_;
@@ -315,6 +355,7 @@ class Sizes {
   const int descriptor_;
   PoolSettings chosen_;
   std::unique_ptr<Pool> pool_;
+  Pools pools_;
   std::mt19937_64 random_{1};
 };
 

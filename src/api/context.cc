@@ -129,12 +129,16 @@ class Context::Impl {
   }
 
   Result<std::shared_ptr<core::Request>> make_request(engine::OpKind kind, std::span<const Range> ranges,
-                                                      const RequestOptions& options, bool in_stream_order = false) {
+                                                      const RequestOptions& options, bool in_stream_order = false,
+                                                      bool has_caller = false) {
     return or_out_of_memory([&]() -> Result<std::shared_ptr<core::Request>> {
-      return core::Request::create(
-          environment, ranges,
-          {.kind = kind, .lanes = lanes->size(), .may_wait = !in_stream_order, .in_stream_order = in_stream_order},
-          options);
+      return core::Request::create(environment, ranges,
+                                   {.kind = kind,
+                                    .lanes = lanes->size(),
+                                    .may_wait = !in_stream_order,
+                                    .has_caller = has_caller,
+                                    .in_stream_order = in_stream_order},
+                                   options);
     });
   }
 
@@ -258,7 +262,9 @@ class Context::Impl {
     // A deadline needs a lane: a thread inside a system call can't be called back.
     const bool here = is_small(ranges, *request) && request->deadline == TimePoint::max() &&
                       engine_of(*request).inline_queue && lanes->drive(request, keep_going);
-    if (!here && !lanes->drive_while_cached(request, keep_going)) lanes->submit(request);
+    const bool is_done =
+        here || lanes->drive_alone(request, keep_going) || lanes->drive_while_cached(request, keep_going);
+    if (!is_done) lanes->submit(request);
     wait_for(*request, keep_going);
   }
 
@@ -288,7 +294,7 @@ class Context::Impl {
       Status reached = or_out_of_memory([&] { return self->wait_for_stream(ranges, options, begun); });
       if (!reached) return failed_report(std::move(reached).error());
     }
-    auto request = self->make_request(kind, ranges, options);
+    auto request = self->make_request(kind, ranges, options, false, true);
     if (!request) return failed_report(std::move(request).error());
     if (options.stream) (*request)->count_from(begun);
     self->run(ranges, *request, options.keep_going);

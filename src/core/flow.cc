@@ -161,7 +161,7 @@ std::vector<LaneFlow::InFlight>::iterator LaneFlow::find(const Flow& flow) {
 
 bool LaneFlow::has_room(Flow& flow) {
   const auto found = find(flow);
-  if (found == in_flight_.end() || found->bytes < flow.lane_bytes()) return true;
+  if (found == in_flight_.end() || found->bytes < flow.lane_bytes() * shares_) return true;
   flow.note_full();
   return false;
 }

@@ -110,8 +110,8 @@ class Flow {
 
 class LaneFlow {
  public:
-  // `operations`: the most that are in flight.
-  explicit LaneFlow(std::uint32_t operations) { in_flight_.reserve(operations); }
+  // `operations`: the most that are in flight. `shares`: of how many lanes it has the window.
+  LaneFlow(std::uint32_t operations, std::uint32_t shares) : shares_(shares) { in_flight_.reserve(operations); }
 
   // Whether another operation may begin: the first always may, or nobody would ever look again.
   bool has_room(Flow& flow);
@@ -127,6 +127,7 @@ class LaneFlow {
   };
   std::vector<InFlight>::iterator find(const Flow& flow);
 
+  const std::uint32_t shares_;
   std::vector<InFlight> in_flight_;  // of those that have some; rarely more than one or two
 };
 

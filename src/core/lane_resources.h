@@ -19,7 +19,7 @@ namespace penstock::core {
 
 enum class Runner : std::uint8_t {
   own_thread,
-  one_caller,  // a synchronous request: queues that work inside submit
+  one_caller,  // of a synchronous request
   callers,     // whoever waits
 };
 
@@ -30,6 +30,8 @@ struct LaneSettings {
   std::uint64_t staging_bytes = 8 << 20;
   std::uint64_t cached_bytes_most = 32 << 20;  // in flight through the page cache
   LongSlots long_slots = {};
+  bool is_inline = false;         // operations run inside submit and poll
+  std::uint32_t flow_shares = 1;  // of the window of a store, as lanes have them
 };
 
 struct LaneResources {
@@ -46,9 +48,9 @@ struct LaneResources {
                {.depth = chosen.depth,
                 .threads = chosen.threads,
                 .sharers = chosen.long_slots.threads,
-                .run_inline = chosen.runner == Runner::one_caller},
+                .run_inline = chosen.is_inline},
                pieces, inbox, trace),
-        flow(chosen.depth) {}
+        flow(chosen.depth, chosen.flow_shares) {}
 
   // Whether one more operation may be in flight. What is only on its way to a GPU keeps no disk busy.
   bool has_place() const { return pieces.has_free() && pieces.in_use() - copies.pending() < settings.depth; }

@@ -83,10 +83,16 @@ LaneSet::LaneSet(std::shared_ptr<Environment> environment, const Size& size)
       sizes_(size),
       size_(size.lanes),
       workers_(size_),
+      direct_driven_{.most = direct_driven_most,
+                     .staging_bytes = direct_driven_staging_bytes,
+                     .depth = direct_driven_staging_bytes / Request::one_lane_piece_bytes_min,
+                     .is_inline = false,
+                     .flow_shares = std::max(1U, size_ / 2)},
       callers_lanes_(std::min(size_, callers_lanes_most)) {
   driven_.free.reserve(driven_most);
   long_driven_.free.reserve(long_driven_most);
-  stuck_.reserve(driven_most + long_driven_most);
+  direct_driven_.free.reserve(direct_driven_most);
+  stuck_.reserve(driven_most + long_driven_most + direct_driven_most);
 }
 
 LaneSet::~LaneSet() {
@@ -345,6 +351,8 @@ std::shared_ptr<Lane> LaneSet::take(DrivenLanes& lanes) {
   settings.depth = lanes.depth;
   settings.staging_bytes = lanes.staging_bytes;
   settings.long_slots = lanes.slots;
+  settings.is_inline = lanes.is_inline;
+  settings.flow_shares = lanes.flow_shares;
   std::shared_ptr<Lane> lane;
   const Status made = or_out_of_memory([&] {
     lane = std::make_shared<Lane>(environment_, settings, nullptr);
@@ -368,8 +376,17 @@ void LaneSet::put_back(DrivenLanes& lanes, std::shared_ptr<Lane> lane) {
 }
 
 bool LaneSet::drive(const std::shared_ptr<Request>& request, const std::function<bool()>& keep_going) {
-  if (!fits_callers_lane(*request)) return false;
-  auto lane = take(driven_);
+  return fits_callers_lane(*request) && drive_on(driven_, request, keep_going);
+}
+
+bool LaneSet::drive_alone(const std::shared_ptr<Request>& request, const std::function<bool()>& keep_going) {
+  if (!request->is_for_one_lane()) return false;
+  return drive_on(request->direction == Direction::write ? long_driven_ : direct_driven_, request, keep_going);
+}
+
+bool LaneSet::drive_on(DrivenLanes& lanes, const std::shared_ptr<Request>& request,
+                       const std::function<bool()>& keep_going) {
+  auto lane = take(lanes);
   if (!lane) return false;
   cuda::Device* const gpu = request->spans[0].gpu;
   const bool ready = gpu == nullptr || lane->get_ready(*gpu, request->staged_toward()).ok();
@@ -378,7 +395,7 @@ bool LaneSet::drive(const std::shared_ptr<Request>& request, const std::function
     part.hold = request;
     lane->drive(part, keep_going);
   }
-  put_back(driven_, std::move(lane));
+  put_back(lanes, std::move(lane));
   return ready;
 }
 

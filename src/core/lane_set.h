@@ -26,6 +26,7 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
   static constexpr std::uint64_t driven_staging_bytes = 4 * StagingArena::granule_bytes;
   static constexpr std::uint64_t long_driven_staging_bytes = 1 << 20;
   static constexpr std::uint64_t long_driven_slot_bytes = 2 << 20;
+  static constexpr std::uint64_t direct_driven_staging_bytes = 2 << 20;
   // To an H200, 8 threads beside the caller's brought 16 MiB in 0.60 to 0.78 ms, 12 in 0.80 to 0.89, 4 in 0.65 to 0.76.
   static constexpr std::uint32_t long_driven_helpers = 8;
   // Those with threads, and those that callers share.
@@ -35,6 +36,7 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
   // Of all of them, beside so many with threads.
   static constexpr std::uint64_t callers_staging_bytes(std::uint32_t lanes) {
     return (driven_most + std::min(lanes, callers_lanes_most)) * driven_staging_bytes +
+           direct_driven_most * direct_driven_staging_bytes +
            long_driven_most * (long_driven_staging_bytes + LongSlots::count * long_driven_slot_bytes);
   }
 
@@ -65,6 +67,8 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
   bool start(const std::shared_ptr<Request>& request);
   // Runs a small request to its end on the caller's thread; false if that is not possible now: submit it.
   bool drive(const std::shared_ptr<Request>& request, const std::function<bool()>& keep_going = {});
+  // The same for a longer one that one lane moves as fast as several (Request::is_for_one_lane).
+  bool drive_alone(const std::shared_ptr<Request>& request, const std::function<bool()>& keep_going);
   // Runs a longer request on the caller's thread as far as its bytes are cached; lanes do the rest. False if that is
   // not possible now, or not worth it: submit it.
   bool drive_while_cached(const std::shared_ptr<Request>& request, const std::function<bool()>& keep_going);
@@ -74,6 +78,7 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
  private:
   static constexpr std::uint32_t driven_most = 16;
   static constexpr std::uint32_t long_driven_most = 4;
+  static constexpr std::uint32_t direct_driven_most = 8;
   static constexpr std::uint32_t callers_lanes_most = 16;
 
   // Lanes that run on the thread of a synchronous caller, for one request at a time.
@@ -82,12 +87,15 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
     std::uint64_t staging_bytes = 0;
     std::uint32_t depth = 0;
     LongSlots slots = {};
+    bool is_inline = true;
+    std::uint32_t flow_shares = 1;
     std::vector<std::shared_ptr<Lane>> free = {};
     std::uint32_t made = 0;
   };
   // Null where all are in use, or there is no memory for one.
   std::shared_ptr<Lane> take(DrivenLanes& lanes);
   void put_back(DrivenLanes& lanes, std::shared_ptr<Lane> lane);
+  bool drive_on(DrivenLanes& lanes, const std::shared_ptr<Request>& request, const std::function<bool()>& keep_going);
 
   struct Worker {
     std::shared_ptr<Lane> lane;
@@ -141,6 +149,8 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
                            .staging_bytes = long_driven_staging_bytes,
                            .depth = 8,
                            .slots = {long_driven_helpers, long_driven_slot_bytes}};
+  // With a queue of the kernel's.
+  DrivenLanes direct_driven_;
   // Driven ones whose operations did not come back. The caretaker polls them until they do.
   struct Stuck {
     std::shared_ptr<Lane> lane;

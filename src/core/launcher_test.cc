@@ -152,7 +152,7 @@ TEST(Launcher, fails_every_range_of_a_store_whose_queue_can_not_be_made) {
   const std::array<Range, 2> ranges{Range{&store, 0, Region::host(memory.data(), 4096)},
                                     Range{&store, 8192, Region::host(memory.data() + 4096, 4096)}};
   const auto request = Request::create(environment, ranges, {}).value();
-  Lane lane(environment, {.runner = Runner::one_caller, .depth = 4}, nullptr);
+  Lane lane(environment, {.runner = Runner::one_caller, .depth = 4, .is_inline = true}, nullptr);
   request->parts[0].hold = request;
   lane.drive(request->parts[0]);
   EXPECT_EQ(request->outcome(), Outcome::failed);

@@ -121,6 +121,7 @@ std::shared_ptr<Request> Request::begin(const std::shared_ptr<Environment>& envi
   }
   request->in_stream_order_ = settings.in_stream_order;
   request->is_inner_ = settings.is_inner;
+  request->is_for_one_lane_ = settings.has_caller;
   request->as_opened_ = options.as_opened;
   request->allowed = route_set(environment->options.allowed_routes);
   request->cache = options.cache.value_or(environment->options.cache);

@@ -164,6 +164,7 @@ struct RequestSettings {
   engine::OpKind kind = engine::OpKind::read;  // not flush
   std::uint32_t lanes = 1;                     // the most that may work on it
   bool may_wait = true;                        // for writers of its stores; not where it is made by the gate's thread
+  bool has_caller = false;                     // that waits for it, and may run it
   bool in_stream_order = false;                // the stream waits for it, or it for the stream, outside the lanes
   // Part of another request, whose bytes it moves between storage and memory from which they are copied to or from a
   // GPU (OrderedTransfer). That one was checked, is counted, and is what callers see.
@@ -178,6 +179,9 @@ class Request {
   static constexpr std::size_t failures_kept = 64;
   // Shorter requests are over before a file can be replaced under them; asking twice would cost more than the read.
   static constexpr std::uint64_t identity_checked_from_bytes = 1 << 20;
+  // Where one lane moves all of it.
+  static constexpr std::uint64_t one_lane_piece_bytes_min = 128 << 10;
+  static constexpr std::uint64_t one_lane_piece_bytes_max = 256 << 10;
 
   // For create alone.
   Request(Private, std::shared_ptr<Environment> environment);
@@ -322,6 +326,8 @@ class Request {
   bool has_lanes() const { return lanes_set_.load(std::memory_order_seq_cst); }
   // The parts from this one on were posted quietly.
   void parts_are_posted(std::uint32_t first) { next_to_wake_.store(first, std::memory_order_seq_cst); }
+  // Whether one lane on the thread of its caller moves all of it as fast as several would, which had to wake up first.
+  bool is_for_one_lane() const { return is_for_one_lane_; }
   // The GPU, if the thread of a synchronous caller is the best lane: the bytes go to one, and the first of them are in
   // memory already. Null: it is not.
   cuda::Device* gpu_for_caller() const;
@@ -402,6 +408,7 @@ class Request {
   void make_parts();
   void choose_long_slots();
   void cut_into_units();
+  bool fits_one_lane() const;
   std::uint64_t operation_bytes() const;
   std::string_view verb() const;
   std::uint32_t short_readers() const;
@@ -451,7 +458,8 @@ class Request {
   std::uint64_t unit_bytes_ = 1;
   std::atomic<engine::Path> expected_{engine::Path::direct};
   std::atomic<bool> may_fill_long_slots_{false};
-  bool is_on_caller_ = false;  // its first part, which ends with the first byte that is not cached
+  bool is_for_one_lane_ = false;  // before its units are made: whether it has a caller that could be that lane
+  bool is_on_caller_ = false;     // its first part, which ends with the first byte that is not cached
   cuda::Device* gpu_of_all_ = nullptr;
   std::atomic<std::uint32_t> parts_left_{0};
   std::atomic<Code> stop_code_{Code::ok};

@@ -80,6 +80,7 @@ void add_units(const Span& span, std::uint32_t index, std::uint64_t unit_bytes, 
 }  // namespace
 
 void Request::make_units() {
+  is_for_one_lane_ = is_for_one_lane_ && fits_one_lane();
   unit_bytes_ = std::max(operation_bytes(), std::bit_ceil(total_bytes / units_most));
   const bool is_one = spans.size() == 1 && total_bytes != 0 && total_bytes <= unit_bytes_;
   if (is_one) {
@@ -92,9 +93,10 @@ void Request::make_units() {
 }
 
 void Request::make_parts() {
-  std::uint32_t most = lanes_;
+  std::uint32_t most = is_for_one_lane_ ? 1 : lanes_;
   if (writes_past_cache()) most = std::min(most, staged_writers_most);
-  if (const std::uint32_t readers = short_readers(); readers < std::min<std::size_t>(most, units.size())) {
+  if (const std::uint32_t readers = most == 1 ? 1 : short_readers();
+      readers < std::min<std::size_t>(most, units.size())) {
     most = readers;
     // All such requests keep to the same lanes.
     first_lane = static_cast<std::uint32_t>(std::hash<std::string>()(stores[0].entry->info().device) % lanes_);
@@ -139,11 +141,30 @@ void Request::cut_into_units() {
 // lanes that take 256 KiB in turn read 3.9 GB/s from a virtual disk, and 3.3 where each takes four such pieces at once.
 std::uint64_t Request::operation_bytes() const {
   if (!engine::moves_bytes(kind)) return memoryless_bytes_most;
+  if (is_for_one_lane_) {
+    const std::uint64_t share = std::bit_floor(total_bytes / gpu_units_of_short_request);
+    return std::clamp(share, one_lane_piece_bytes_min, one_lane_piece_bytes_max);
+  }
   const std::uint64_t usual = std::max(unit_bytes_least, environment_->options.storage_chunk_bytes);
   if (direction != Direction::read || !has_gpu) return usual;
   if (is_of_long_ranges()) return Flow::least_piece_bytes;
   const std::uint64_t share = total_bytes / gpu_units_of_short_request;
   return std::clamp(std::bit_floor(std::max<std::uint64_t>(1, share)), gpu_unit_bytes_least, usual);
+}
+
+// Writes from a GPU to tmpfs, where threads wait for each other in the kernel; and reads past the page cache to a GPU,
+// which take no CPU.
+bool Request::fits_one_lane() const {
+  const bool is_plain = engine::moves_bytes(kind) && spans.size() == 1 && spans[0].gpu != nullptr && !transforms;
+  if (!is_plain || total_bytes > run_on_caller_bytes_max || deadline != TimePoint::max()) return false;
+  StoreEntry& entry = *stores[0].entry;
+  const StoreInfo& info = entry.info();
+  const engine::Description& engine = (*environment_->engines)[entry.engine()]->description();
+  if (direction == Direction::write) return info.locality == Locality::memory && engine.inline_queue;
+  const bool is_past_cache =
+      cache == Cache::bypass || (cache == Cache::automatic && !stores[0].stays_cached && entry.seems_cold());
+  return info.locality == Locality::local && entry.direct() && is_past_cache && engine.sleeps_in_kernel &&
+         !reads_straight(*spans[0].gpu, entry);
 }
 
 cuda::Device* Request::gpu_for_caller() const {
@@ -242,6 +263,7 @@ Request::Claim Request::claim_units(const Part& part, std::uint64_t room_bytes) 
 
 // Units of a long range.
 std::uint32_t Request::claimed_at_once(std::uint32_t next, std::uint64_t room_bytes) const {
+  if (is_for_one_lane_) return 1;
   const bool is_filling = fills_long_slots();
   const Flow& flow = stores[0].entry->flow(direction);
   std::uint64_t bytes = has_gpu ? flow.staged_piece_bytes() : flow.plain_piece_bytes();

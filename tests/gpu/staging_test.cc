@@ -337,6 +337,91 @@ TEST_P(ReadByCaller, GoesToLanesWithoutRoomForSlots) {
   EXPECT_TRUE(holds_content(bytes_of(memory.region()), 22, 0));
 }
 
+TEST_P(ReadByCaller, PastThePageCacheTakesOneLane) {
+  options_.cache = Cache::bypass;
+  Context context = make_context();
+  const Store store = context.open(folder_.path("file")).value();
+  if (!store.info().direct) GTEST_SKIP() << "no direct I/O here";
+  const Buffer memory = context.allocate(Domain::cuda(0), size).value();
+  for (const std::uint64_t length : {256 * mib / 1024 + 1, mib, 5 * mib + 1, size - 3}) {
+    fill(memory.region(), std::vector<std::byte>(size));
+    const Report report = context.read(store, 3, memory.region().part(0, length));
+    ASSERT_TRUE(report.ok()) << report.error->message;
+    EXPECT_TRUE(holds_content(bytes_of(memory.region().part(0, length)), 22, 3)) << length;
+    EXPECT_EQ(bytes_by(report, Route::direct_staged), length) << report.reason;
+  }
+  if (options_.engine == "uring") {
+    EXPECT_EQ(lanes_that_read(context).size(), 1U);
+  }
+}
+
+TEST_P(ReadByCaller, PastThePageCacheServesManyCallers) {
+  options_.cache = Cache::bypass;
+  Context context = make_context();
+  const Store store = context.open(folder_.path("file")).value();
+  constexpr std::size_t callers_max = 12;
+  const Buffer memory = context.allocate(Domain::cuda(0), callers_max * mib).value();
+  std::vector<std::jthread> callers;
+  for (std::uint64_t caller = 0; caller < callers_max; ++caller) {
+    callers.emplace_back([&, caller] {
+      for (std::uint64_t round = 0; round < 10; ++round) {
+        const Region own = memory.region().part(caller * mib, mib);
+        const std::uint64_t offset = (caller + round * 7) % 15 * mib;
+        ASSERT_TRUE(context.read(store, offset, own).ok());
+        ASSERT_TRUE(holds_content(bytes_of(own), 22, offset));
+      }
+    });
+  }
+}
+
+TEST_P(ReadByCaller, PastThePageCacheFailsAtTheEndOfAFileThatEndsEarly) {
+  options_.cache = Cache::bypass;
+  Context context = make_context();
+  const Buffer memory = context.allocate(Domain::cuda(0), size).value();
+  const Store store = context.open(folder_.path("file")).value();
+  std::filesystem::resize_file(folder_.path("file"), size / 2);
+  const Report report = context.read(store, 0, memory.region());
+  EXPECT_EQ(report.outcome, Outcome::failed);
+  EXPECT_LE(report.bytes, size / 2);
+  EXPECT_TRUE(context.read(store, 0, memory.region().part(0, size / 4)).ok()) << "and the lane goes on";
+}
+
+TEST_P(ReadByCaller, PastThePageCacheIsCancelledAndItsMemoryComesBack) {
+  PENSTOCK_NEEDS_FAKE();
+  options_.cache = Cache::bypass;
+  options_.deadlines.cancel_grace_seconds = 0.05;
+  Context context = make_context();
+  const Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
+  ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
+  fake_->hang(0, 1);
+  const Report report = context.read(store, 0, memory.region(), {.keep_going = [] { return false; }});
+  EXPECT_EQ(report.outcome, Outcome::abandoned);
+  EXPECT_GT(context.statistics().quarantined_bytes, 0U);
+  fake_->hang(0, 0);
+  EXPECT_TRUE(eventually([&] { return context.statistics().quarantined_bytes == 0; }));
+  EXPECT_TRUE(context.read(store, 0, memory.region()).ok());
+}
+
+// Threads that write to one file of tmpfs wait for each other.
+TEST_P(ReadByCaller, AWriteToMemoryTakesOneLaneToo) {
+  const TemporaryFolder in_memory("/dev/shm");
+  const std::string path = in_memory.path("file");
+  write_file(path, std::vector<std::byte>(size + 3));
+  Context context = make_context();
+  Store store = context.open(path, {.access = Access::write}).value();
+  if (store.info().locality != Locality::memory) GTEST_SKIP() << "/dev/shm is not in memory";
+  const Buffer memory = context.allocate(Domain::cuda(0), size).value();
+  fill(memory.region(), content(7, 0, size));
+  for (const std::uint64_t length : {256 * mib / 1024 + 1, mib, 5 * mib + 1, size}) {
+    const Report report = context.write(store, 3, memory.region().part(0, length), {.durable = true});
+    ASSERT_TRUE(report.ok()) << report.error->message;
+    EXPECT_EQ(report.bytes, length);
+    EXPECT_TRUE(holds_content(read_file(path, 3, length), 7, 0)) << length;
+  }
+  EXPECT_EQ(lanes_that_read(context).size(), 1U);
+}
+
 TEST_P(Staging, a_half_cached_file_takes_both_ways) {
   const CacheLimit limit(1);
   const auto bytes = content(3, 0, 16 * mib);
