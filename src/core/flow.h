@@ -111,7 +111,9 @@ class Flow {
 class LaneFlow {
  public:
   // `operations`: the most that are in flight. `shares`: of how many lanes it has the window.
-  LaneFlow(std::uint32_t operations, std::uint32_t shares) : shares_(shares) { in_flight_.reserve(operations); }
+  explicit LaneFlow(std::uint32_t operations, std::uint32_t shares = 1) : shares_(shares) {
+    in_flight_.reserve(operations);
+  }
 
   // Whether another operation may begin: the first always may, or nobody would ever look again.
   bool has_room(Flow& flow);
