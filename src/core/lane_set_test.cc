@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -35,6 +37,73 @@ class InstantQueue : public engine::Queue {
   std::vector<engine::Done> ended_;
 };
 
+// What the operations of a HeldQueue wait for: the test, or that they are cancelled. None waits for ever.
+class Hold {
+ public:
+  explicit Hold(bool obeys_cancel) : obeys_cancel_(obeys_cancel) {}
+
+  // To polls of this thread, or of any.
+  void release(std::thread::id to = {}) {
+    const std::scoped_lock lock(mutex_);
+    is_released_ = true;
+    to_ = to;
+    changed_.notify_all();
+  }
+
+ private:
+  friend class HeldQueue;
+  bool releases() const {
+    const bool is_ours = to_ == std::thread::id() || to_ == std::this_thread::get_id();
+    return (is_released_ && is_ours) || Clock::now() >= last_;
+  }
+
+  const bool obeys_cancel_;
+  const TimePoint last_ = Clock::now() + 20s;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool is_released_ = false;
+  std::thread::id to_;
+};
+
+class HeldQueue : public engine::Queue {
+ public:
+  explicit HeldQueue(Hold& hold) : hold_(hold) {}
+  std::size_t submit(std::span<const engine::Op> ops) override {
+    ops_.insert(ops_.end(), ops.begin(), ops.end());
+    return ops.size();
+  }
+  std::size_t poll(std::span<engine::Done> done, TimePoint deadline) override {
+    std::unique_lock lock(hold_.mutex_);
+    const auto has_some = [this] { return !ended_.empty() || (hold_.releases() && !ops_.empty()); };
+    hold_.changed_.wait_until(lock, std::min(deadline, hold_.last_), [&] { return is_woken_ || has_some(); });
+    is_woken_ = false;
+    if (hold_.releases()) {
+      for (const engine::Op& op : ops_) ended_.push_back({.cookie = op.cookie, .bytes = op.length});
+      ops_.clear();
+    }
+    const std::size_t count = std::min(done.size(), ended_.size());
+    std::copy_n(ended_.begin(), count, done.begin());
+    ended_.erase(ended_.begin(), ended_.begin() + static_cast<std::ptrdiff_t>(count));
+    return count;
+  }
+  void wake() override {
+    const std::scoped_lock lock(hold_.mutex_);
+    is_woken_ = true;
+    hold_.changed_.notify_all();
+  }
+  void cancel(std::uint64_t cookie) override {
+    const auto is_meant = [&](const engine::Op& op) { return op.cookie == cookie; };
+    if (!hold_.obeys_cancel_ || std::erase_if(ops_, is_meant) == 0) return;
+    ended_.push_back({.cookie = cookie, .code = Code::cancelled});
+  }
+
+ private:
+  Hold& hold_;
+  std::vector<engine::Op> ops_;
+  std::vector<engine::Done> ended_;
+  bool is_woken_ = false;
+};
+
 class LaneSetTest : public testing::Test {
  protected:
   LaneSetTest() {
@@ -44,6 +113,7 @@ class LaneSetTest : public testing::Test {
     script_.make_queue = [this](const engine::QueueOptions& options) -> std::unique_ptr<engine::Queue> {
       const std::scoped_lock lock(mutex_);
       depths_.push_back(options.depth);
+      if (hold_) return std::make_unique<HeldQueue>(*hold_);
       return std::make_unique<InstantQueue>();
     };
     options_.lanes = 2;
@@ -65,6 +135,21 @@ class LaneSetTest : public testing::Test {
     return depths_;
   }
 
+  // Drives a request that its caller gives up, and whose operation does not come back then.
+  std::shared_ptr<Request> drive_in_vain(LaneSet& lanes) {
+    auto request = read(4096);
+    EXPECT_TRUE(lanes.drive(request, [] { return false; }));
+    EXPECT_EQ(request->outcome(), Outcome::abandoned);
+    EXPECT_EQ(environment_->orphans.load(), 1U);
+    return request;
+  }
+  bool is_home_soon() const {
+    const TimePoint until = Clock::now() + 20s;
+    while (environment_->orphans.load() != 0 && Clock::now() < until) std::this_thread::sleep_for(1ms);
+    return environment_->orphans.load() == 0 && environment_->quarantined_bytes.load() == 0;
+  }
+
+  std::optional<Hold> hold_;  // of all queues that are made; nothing: each operation ends at once
   Script script_;
   Options options_;
   std::shared_ptr<Environment> environment_;
@@ -124,6 +209,54 @@ TEST_F(LaneSetTest, ends_a_request_at_once_when_it_is_closed) {
   EXPECT_FALSE(small->ended()) << "it is the caller's to submit";
   EXPECT_TRUE(depths().empty()) << "no lane was made for it";
   lanes->close();
+}
+
+TEST_F(LaneSetTest, asks_the_caller_of_a_driven_request_now_and_then_whether_to_go_on) {
+  hold_.emplace(true);
+  const auto lanes = make_lanes();
+  const auto request = read(4096);
+  int asked = 0;
+  const auto keep_going = [&, caller = std::this_thread::get_id()] {
+    EXPECT_EQ(std::this_thread::get_id(), caller);
+    return ++asked < 3;
+  };
+  EXPECT_TRUE(lanes->drive(request, keep_going));
+  EXPECT_EQ(asked, 3);
+  ASSERT_TRUE(request->ended());
+  EXPECT_EQ(request->outcome(), Outcome::cancelled);
+  EXPECT_EQ(request->report().error->code, Code::cancelled);
+  EXPECT_EQ(environment_->orphans.load(), 0U) << "its operation came back";
+}
+
+TEST_F(LaneSetTest, polls_a_driven_lane_whose_operation_is_stuck_until_it_can_be_used_again) {
+  hold_.emplace(false);
+  options_.deadlines.cancel_grace_seconds = 0.01;
+  const auto lanes = make_lanes();
+  const auto abandoned = drive_in_vain(*lanes);
+  EXPECT_EQ(environment_->quarantined_bytes.load(), 4096U);
+  const auto beside = read(4096);
+  EXPECT_TRUE(lanes->drive(beside, [] { return false; })) << "on a lane of its own";
+  EXPECT_EQ(depths().size(), 2U);
+  hold_->release();
+  EXPECT_TRUE(is_home_soon()) << "though no caller works on either lane";
+  for (int i = 0; i < 3; ++i) {
+    const auto next = read(4096);
+    EXPECT_TRUE(lanes->drive(next));
+    EXPECT_EQ(next->outcome(), Outcome::done);
+  }
+  EXPECT_EQ(depths().size(), 2U) << "on those lanes";
+}
+
+TEST_F(LaneSetTest, waits_at_its_end_for_what_is_stuck_on_a_driven_lane) {
+  hold_.emplace(false);
+  options_.deadlines.cancel_grace_seconds = 0.01;
+  options_.deadlines.close_seconds = 20;
+  const auto lanes = make_lanes();
+  const auto abandoned = drive_in_vain(*lanes);
+  hold_->release(std::this_thread::get_id());  // whoever else polls finds nothing
+  lanes->close();
+  EXPECT_EQ(environment_->orphans.load(), 0U);
+  EXPECT_EQ(environment_->quarantined_bytes.load(), 0U);
 }
 
 TEST_F(LaneSetTest, divides_the_operations_in_flight_among_all_its_lanes) {

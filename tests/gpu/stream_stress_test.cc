@@ -24,8 +24,8 @@ double number_from_environment(const char* name, double otherwise) {
   return text != nullptr ? std::atof(text) : otherwise;
 }
 
-constexpr std::size_t area_bytes = 6 * mib;     // of a stream, in the file, on the GPU and in pinned memory
-constexpr std::size_t graph_bytes = 192 << 10;  // that a replay copies, from the beginning of an area
+constexpr std::size_t stressed_bytes = 6 * mib;  // of a stream, in the file, on the GPU and in pinned memory
+constexpr std::size_t graph_bytes = 192 << 10;   // that a replay copies, from the beginning of an area
 constexpr unsigned kernel_blocks = 4;
 constexpr int streams_of_thread = 4;
 constexpr int threads_count = 3;
@@ -53,15 +53,15 @@ struct Times {
 class Area {
  public:
   Area(std::size_t index, cuda::CuStream stream, Context& context, Store& store, cuda::Driver& driver, Times& times)
-      : base_(index * area_bytes),
+      : base_(index * stressed_bytes),
         stream_(stream),
         context_(context),
         store_(store),
         driver_(driver),
         times_(times),
-        device_(context.allocate(Domain::cuda(0), area_bytes).value()),
-        other_(context.allocate(Domain::cuda(0), area_bytes).value()),
-        pinned_(context.allocate(Domain::pinned(), area_bytes).value()),
+        device_(context.allocate(Domain::cuda(0), stressed_bytes).value()),
+        other_(context.allocate(Domain::cuda(0), stressed_bytes).value()),
+        pinned_(context.allocate(Domain::pinned(), stressed_bytes).value()),
         table_(cuda::ControlMemory::of_process().take(gpu(), 2 * kernel_blocks * sizeof(cuda::ScatterEntry)).value()) {
     make_table();
     const cuda::Current current(gpu());
@@ -79,7 +79,7 @@ class Area {
     const auto pick = [&](std::size_t most) { return std::uniform_int_distribution<std::size_t>(0, most)(random); };
     const std::size_t longest = std::size_t{1} << pick(22);
     const std::size_t bytes = 1 + pick(longest);
-    const std::size_t at = pick(area_bytes - bytes);
+    const std::size_t at = pick(stressed_bytes - bytes);
     switch (pick(13)) {
       case 0:
       case 1:
@@ -112,11 +112,11 @@ class Area {
   // The stream and all requests are done, and every place has what the model says.
   void check() {
     drain();
-    std::vector<std::byte> there(area_bytes);
-    ASSERT_TRUE(copy(Region::host(there.data(), area_bytes), device_.region()).ok());
+    std::vector<std::byte> there(stressed_bytes);
+    ASSERT_TRUE(copy(Region::host(there.data(), stressed_bytes), device_.region()).ok());
     ASSERT_TRUE(same_bytes(there, on_device_));
     ASSERT_TRUE(same_bytes(pinned_.bytes(), in_pinned_));
-    ASSERT_TRUE(context_.read(store_, base_, Region::host(there.data(), area_bytes)).ok());
+    ASSERT_TRUE(context_.read(store_, base_, Region::host(there.data(), stressed_bytes)).ok());
     ASSERT_TRUE(same_bytes(there, in_file_));
   }
   void drain() {
@@ -133,11 +133,11 @@ class Area {
 
   void begin(std::span<const std::byte> file) {
     in_file_.assign(file.begin() + static_cast<std::ptrdiff_t>(base_),
-                    file.begin() + static_cast<std::ptrdiff_t>(base_ + area_bytes));
-    on_device_.assign(area_bytes, std::byte{0});
-    in_pinned_ = content(base_ + 1, 0, area_bytes);
+                    file.begin() + static_cast<std::ptrdiff_t>(base_ + stressed_bytes));
+    on_device_.assign(stressed_bytes, std::byte{0});
+    in_pinned_ = content(base_ + 1, 0, stressed_bytes);
     std::ranges::copy(in_pinned_, pinned_.data());
-    ASSERT_TRUE(copy(device_.region(), Region::host(on_device_.data(), area_bytes)).ok());
+    ASSERT_TRUE(copy(device_.region(), Region::host(on_device_.data(), stressed_bytes)).ok());
   }
 
  private:
@@ -221,7 +221,7 @@ class Area {
   }
   void read_scattered(std::mt19937_64& random) {
     std::vector<Range> ranges;
-    for (std::size_t at = random() % 4096; at + 20000 < area_bytes && ranges.size() < 200; at += 20000) {
+    for (std::size_t at = random() % 4096; at + 20000 < stressed_bytes && ranges.size() < 200; at += 20000) {
       const std::size_t bytes = 1 + random() % 20000;
       ranges.push_back({&store_, base_ + at, device_.region().part(at, bytes)});
       move(on_device_, in_file_, at, bytes);
@@ -297,7 +297,7 @@ TEST_P(StreamStress, everything_gets_done_and_every_byte_is_right) {
   options_.lanes = 4;
   options_.deadlines.stream_seconds = 5;
   constexpr std::size_t areas_count = threads_count * streams_of_thread;
-  const auto file = content(seed, 0, areas_count * area_bytes);
+  const auto file = content(seed, 0, areas_count * stressed_bytes);
   write_file(folder_.path("areas"), file);
   Context contexts[] = {make_context(), make_context()};
   std::vector<Store> stores;
