@@ -111,7 +111,7 @@ TEST(PlanWindow, goes_straight_to_a_gpu_where_that_is_possible_and_allowed) {
     ASSERT_TRUE(plan) << describe(facts);
     const bool in_memory = (facts.direct || facts.page_cache) && plan->path == Path::cached;
     const bool keeps = facts.cache == Cache::keep && facts.page_cache;
-    EXPECT_TRUE(plan->path == Path::device || in_memory || keeps) << describe(facts);
+    EXPECT_EQ(plan->path == Path::device, !in_memory && !keeps) << describe(facts);
     facts.allowed = ~route_bit(Route::gds);
     const auto around = plan_window(facts);
     EXPECT_TRUE(!around || around->path != Path::device) << describe(facts);
