@@ -88,6 +88,17 @@ TEST_F(SharedReadTest, brought_what_came_without_a_gap) {
   EXPECT_EQ(read.done().code, Code::ok) << "whoever goes on meets the error";
 }
 
+TEST_F(SharedReadTest, brought_no_more_where_another_gap_is_found_behind_the_first) {
+  SharedRead read(op(4 * stretch));
+  const auto stretches = take_all(read);
+  read.put(stretches[1], brought(stretches[1], 100));
+  read.put(stretches[0], brought(stretches[0], stretch));
+  read.put(stretches[2], brought(stretches[2], 200));
+  read.put(stretches[3], failed(EIO));
+  ASSERT_TRUE(read.is_over());
+  EXPECT_EQ(read.done().bytes, stretch + 100);
+}
+
 TEST_F(SharedReadTest, gives_nothing_more_to_read_behind_a_gap) {
   SharedRead read(op(4 * stretch));
   const Op first = read.take();
@@ -98,15 +109,18 @@ TEST_F(SharedReadTest, gives_nothing_more_to_read_behind_a_gap) {
 }
 
 TEST_F(SharedReadTest, fails_as_its_beginning_did) {
-  SharedRead read(op(2 * stretch));
-  const auto stretches = take_all(read);
-  read.put(stretches[1], failed(EAGAIN));
-  read.put(stretches[0], failed(EIO));
-  ASSERT_TRUE(read.is_over());
-  EXPECT_EQ(read.done().code, Code::io_error);
-  EXPECT_EQ(read.done().system_error, EIO);
-  EXPECT_EQ(read.done().cookie, 9U);
-  EXPECT_EQ(read.done().bytes, 0U);
+  for (const bool is_beginning_first : {false, true}) {
+    SharedRead read(op(2 * stretch));
+    const auto stretches = take_all(read);
+    if (is_beginning_first) read.put(stretches[0], failed(EIO));
+    read.put(stretches[1], failed(EAGAIN));
+    if (!is_beginning_first) read.put(stretches[0], failed(EIO));
+    ASSERT_TRUE(read.is_over());
+    EXPECT_EQ(read.done().code, Code::io_error);
+    EXPECT_EQ(read.done().system_error, EIO);
+    EXPECT_EQ(read.done().cookie, 9U);
+    EXPECT_EQ(read.done().bytes, 0U);
+  }
 }
 
 TEST_F(SharedReadTest, that_is_cancelled_ends_with_what_threads_have_of_it) {

@@ -264,6 +264,26 @@ TEST(Controller, deletes_the_queue_of_a_command_that_can_not_be_aborted) {
   EXPECT_EQ(bench.controller().resets(), 0U);
 }
 
+TEST(Controller, keeps_what_is_completed_while_its_queue_is_deleted) {
+  ControllerOptions options = quick_options();
+  options.admin_time = std::chrono::seconds(30);
+  const auto hold = std::make_shared<Hold>();
+  Bench bench({}, {}, options, {}, hold);
+  auto queue = bench.controller().make_queue().value();
+  // The queue is not deleted before the backend has done its part, and that is told.
+  std::thread backend([&] {
+    while (bench.soft().counters().aborts == 0 && hold->is_held()) std::this_thread::yield();
+    hold->release();
+  });
+  const IoDone done = bench.run(*queue, bench.io(IoKind::read, 0, 4096));
+  hold->release();
+  backend.join();
+  EXPECT_EQ(done.code, Code::ok) << done.system_error;
+  EXPECT_EQ(done.bytes, 4096U);
+  EXPECT_EQ(bench.soft().counters().deleted_queues, 1U);
+  EXPECT_EQ(bench.controller().resets(), 0U);
+}
+
 TEST(Controller, resets_when_a_queue_can_not_be_deleted_and_gives_up_in_the_end) {
   ControllerOptions options = quick_options();
   options.admin_time = std::chrono::milliseconds(250);

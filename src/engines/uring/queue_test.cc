@@ -35,11 +35,12 @@ using namespace std::chrono_literals;
 constexpr std::size_t block = 4096;
 constexpr std::size_t blocks = 256;
 
-// From now on the calling thread gets EPERM from a system call. Nothing can undo that: it is for threads of their own.
-bool refuse_call(long number) {
+// From now on the calling thread gets this error from a system call. Nothing can undo that: it is for threads of their
+// own.
+bool refuse_call(long number, int error) {
   std::array program{sock_filter BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
                      sock_filter BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<std::uint32_t>(number), 0, 1),
-                     sock_filter BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+                     sock_filter BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<std::uint32_t>(error)),
                      sock_filter BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
   const sock_fprog filter{program.size(), program.data()};
   return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
@@ -426,10 +427,10 @@ TEST_F(UringQueue, goes_on_where_memory_can_not_be_registered) {
 
 // Runs it where the kernel refuses a call of io_uring.
 template <typename Action>
-void where_call_is_refused(long number, Action action) {
+void where_call_is_refused(long number, Action action, int error = EPERM) {
   bool refused = false;
   std::thread([&] {
-    refused = refuse_call(number);
+    refused = refuse_call(number, error);
     if (refused) action();
   }).join();
   if (!refused) GTEST_SKIP() << "no seccomp filter can be installed here";
@@ -477,6 +478,27 @@ TEST_F(UringQueue, does_operations_itself_once_the_kernel_refuses_to_be_entered)
     EXPECT_EQ(lane->poll(none, TimePoint::max()), 0U);
     EXPECT_EQ(lane->poll(none, Clock::now() + 5ms), 0U);
   });
+}
+
+TEST_F(UringQueue, tries_again_later_where_the_kernel_is_short_of_memory_or_has_too_many_completions) {
+  for (const int error : {EBUSY, EAGAIN, ENOMEM}) {
+    const auto store = open(file_.name());
+    const auto lane = queue({.depth = 8});
+    std::array<Op, 2> ops{read(*store, 3), read(*store, 4)};
+    EXPECT_EQ(lane->submit(ops), 2U);
+    where_call_is_refused(
+        __NR_io_uring_enter,
+        [&] {
+          std::array<Done, 2> none{};
+          EXPECT_EQ(lane->poll(none, Clock::now() + 5ms), 0U) << "no operation is done in another way";
+          EXPECT_EQ(lane->poll(none, TimePoint::min()), 0U);
+        },
+        error);
+    EXPECT_GE(lane->event(), 0) << "the ring is not given up";
+    const std::vector<Done> done = files::collect(*lane, 2);
+    ASSERT_EQ(done.size(), 2U);
+    for (const Done& one : done) EXPECT_EQ(one.bytes, block) << one.system_error;
+  }
 }
 
 TEST_F(UringQueue, refuses_impossible_depths) {
