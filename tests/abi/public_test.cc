@@ -194,4 +194,19 @@ TEST(PublicOptions, may_be_given_one_by_one) {
 }
 #pragma GCC diagnostic pop
 
+TEST(ResultDeathTest, asked_for_a_value_that_is_not_there_ends_with_the_error) {
+  const penstock::Error broken{Code::io_error, 5, "it is broken", "mend it"};
+  EXPECT_DEATH((void)penstock::Result<int>(broken).value(), "penstock: value of a failed Result: it is broken");
+}
+
+TEST(ResultDeathTest, asked_for_an_error_that_is_not_there_ends_with_a_message) {
+  const char* const message = "penstock: error of a Result or Status that is ok";
+  const penstock::Result<std::string> right("right");
+  const penstock::Status done;
+  EXPECT_DEATH((void)right.error(), message);
+  EXPECT_DEATH((void)penstock::Result<int>(7).error(), message);
+  EXPECT_DEATH((void)done.error(), message);
+  EXPECT_DEATH((void)penstock::Status().error(), message);
+}
+
 }  // namespace
