@@ -5,7 +5,9 @@
 #include <array>
 #include <atomic>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <thread>
+#include <vector>
 
 namespace penstock::core {
 namespace {
@@ -196,13 +198,24 @@ TEST(Statistics, two_lanes_never_share_counters) {
 }
 
 TEST(Statistics, a_lane_may_outlive_its_hub) {
-  std::shared_ptr<LaneStatistics> lane;
+  std::shared_ptr<LaneStatistics> of_hub;
   {
     StatisticsHub hub({"posix"});
-    lane = hub.add_lane();
+    of_hub = hub.add_lane();
   }
-  lane->record(0, Route::cached, 1, 1, true);
+  of_hub->record(0, Route::cached, 1, 1, true);
+  of_hub->publish(Clock::now());
+
+  // What it publishes to is as old as the hub, and goes with the last that has it.
+  auto meters = std::make_shared<std::vector<BandwidthMeter>>(route_count);
+  const std::weak_ptr<std::vector<BandwidthMeter>> seen = meters;
+  std::optional<LaneStatistics> lane(std::in_place, 1, std::move(meters));
+  ASSERT_FALSE(seen.expired());
+  lane->record(0, Route::direct, 1 << 20, 1000, true);
   lane->publish(Clock::now());
+  EXPECT_GT((*seen.lock())[static_cast<std::size_t>(Route::direct)].peak(), 0);
+  lane.reset();
+  EXPECT_TRUE(seen.expired());
 }
 
 TEST(Statistics, snapshots_and_resets_run_while_lanes_record) {
