@@ -42,12 +42,15 @@ Error no_library(const std::string& reason) {
           "(LD_LIBRARY_PATH)"};
 }
 
-// The first function that the library lacks; null if it has all that is required.
 std::mutex acquiring;
 // A child that is forked while another thread is acquiring finds it free.
 const int acquiring_is_free_in_children =
     ::pthread_atfork([] { acquiring.lock(); }, [] { acquiring.unlock(); }, [] { acquiring.unlock(); });
+// Not in the function: a child that is forked while another thread comes there for the first time would wait for that
+// thread to construct it.
+std::weak_ptr<Library> acquired;
 
+// The first function that the library lacks; null if it has all that is required.
 const char* find_functions(void* file, Api& api) {
 #define PENSTOCK_CUFILE_FIND(member, symbol, result, arguments) \
   if (!find_symbol(file, #symbol, api.member)) return #symbol;
@@ -83,14 +86,13 @@ Route route_from_counts(Route expected, const Counts& counts) {
 }
 
 Result<std::shared_ptr<Library>> Library::acquire() {
-  static std::weak_ptr<Library> shared;
   const std::lock_guard lock(acquiring);
-  if (auto library = shared.lock()) {
+  if (auto library = acquired.lock()) {
     if (Status status = library->check_process(); !status) return std::move(status).error();
     return library;
   }
   auto library = load();
-  if (library) shared = *library;
+  if (library) acquired = *library;
   return library;
 }
 
