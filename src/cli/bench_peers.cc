@@ -43,7 +43,7 @@ void add_own_package() {
   };
   const fs::directory_iterator files(package / "penstock", ignored);
   if (std::none_of(begin(files), end(files), is_core)) return;
-  const char* old = getenv("PYTHONPATH");
+  const char* old = ::secure_getenv("PYTHONPATH");
   setenv("PYTHONPATH", (package.string() + (old != nullptr ? ":" + std::string(old) : "")).c_str(), 1);
 }
 

@@ -57,7 +57,7 @@ Findings engine_findings(const Diagnosis& diagnosis) {
 // An override from the environment that can't be honoured is a finding, not the end of the examination.
 Result<Context> create_context(const Options& options, Findings& findings) {
   Result<Context> context = make_context(options);
-  const char* engine = std::getenv("PENSTOCK_ENGINE");
+  const char* engine = ::secure_getenv("PENSTOCK_ENGINE");
   if (context.ok() || engine == nullptr) return context;
   findings.push_back({"PENSTOCK_ENGINE=" + std::string(engine) + ": " + context.error().message,
                       "unset PENSTOCK_ENGINE; doctor ignores it",

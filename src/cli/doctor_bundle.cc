@@ -45,7 +45,7 @@ Json make_bundle(Json diagnosis) {
   Json files = Json::object(), environment = Json::object();
   for (const char* file : system_files) files[file] = first_line(file);
   for (const char* name : environment_names) {
-    const char* value = std::getenv(name);
+    const char* value = ::secure_getenv(name);
     environment[name] = value != nullptr ? Json(value) : Json();
   }
   Json bundle = {{"schema", "penstock.bundle/1"},         {"version", version()},

@@ -98,10 +98,10 @@ Gain gain_of(const std::string& limit, const Diagnosis& diagnosis) {
 }
 
 std::string container_name() {
-  if (std::getenv("KUBERNETES_SERVICE_HOST") != nullptr) return "Kubernetes";
+  if (::secure_getenv("KUBERNETES_SERVICE_HOST") != nullptr) return "Kubernetes";
   if (access("/.dockerenv", F_OK) == 0) return "Docker";
   if (access("/run/.containerenv", F_OK) == 0) return "Podman";
-  const char* named = std::getenv("container");
+  const char* named = ::secure_getenv("container");
   return named != nullptr ? named : "";
 }
 

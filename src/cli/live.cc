@@ -24,7 +24,7 @@ winsize size_of(int fd) {
 }
 
 bool can_move_cursor(int fd) {
-  const char* terminal = std::getenv("TERM");
+  const char* terminal = ::secure_getenv("TERM");
   return isatty(fd) && terminal != nullptr && std::strcmp(terminal, "dumb") != 0;
 }
 

@@ -188,8 +188,8 @@ std::string cut_to(std::string_view text, std::size_t columns) {
 }
 
 bool may_paint(int fd) {
-  const char* unwanted = std::getenv("NO_COLOR");
-  const char* terminal = std::getenv("TERM");
+  const char* unwanted = ::secure_getenv("NO_COLOR");
+  const char* terminal = ::secure_getenv("TERM");
   return isatty(fd) && (unwanted == nullptr || *unwanted == '\0') && terminal != nullptr &&
          std::strcmp(terminal, "dumb") != 0;
 }

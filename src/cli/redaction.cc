@@ -114,7 +114,7 @@ std::string harmless(const std::string& options) {
 std::vector<Secret> personal_names() {
   std::vector<Secret> secrets;
   for (const char* name : {"HOME", "USER", "LOGNAME", "SUDO_USER", "HOSTNAME"}) {
-    const char* value = std::getenv(name);
+    const char* value = ::secure_getenv(name);
     if (value != nullptr) add(secrets, value, "<private>");
   }
   if (const passwd* user = getpwuid(getuid()); user != nullptr) {

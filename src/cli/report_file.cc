@@ -11,7 +11,7 @@ Result<ReportFile> ReportFile::create(const std::string& path) {
                  "give the name of a file (\"./-\" is one)"};
   }
   // The engine that the environment names is meant for what is reported on, and may not even exist.
-  const char* wanted = std::getenv("PENSTOCK_ENGINE");
+  const char* wanted = ::secure_getenv("PENSTOCK_ENGINE");
   const std::string engine = wanted != nullptr ? wanted : "";
   unsetenv("PENSTOCK_ENGINE");
   Result<Context> context = Context::create({.lanes = 1});

@@ -23,6 +23,10 @@ INCLUDE = re.compile(r'\s*#\s*include\s+([<"])([^>"]+)[>"]')
 # Split, so that this file does not find itself.
 UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")
 
+# A program that runs with more rights than its user must not be steered by his environment.
+INSECURE = re.compile(r"\bgetenv\(")
+TEST_FILE = re.compile(r".*(_test\.cc|/test_[a-z_]*\.h)")
+
 # A third-party header, and the only folders that may know of it.
 VENDORS = {
     re.compile(r"liburing.*|linux/io_uring\.h"): ["src/engines/uring/", "src/services/tiers/"],
@@ -38,7 +42,8 @@ VENDORS = {
 # for services on GPUs: what kernels are given, and streams that wait.
 USERS = {"src/cli/": (),
          "src/services/": ("base/bounded.h", "base/callback.h", "base/clock.h", "base/descriptors.h", "base/fork_guard.h",
-                           "base/fork_safe_mutex.h", "base/held_folder.h", "base/keyed_hash.h", "base/log.h",
+                           "base/fork_safe_mutex.h", "base/held_folder.h", "base/keyed_hash.h", "base/link_target.h",
+                           "base/log.h",
                            "base/made_folders.h", "base/open_hint.h", "base/out_of_memory.h", "base/runs_callback.h",
                            "base/unique_fd.h", "base/writers.h", "cuda/row_cache.h"),
          "src/daemon/": (), "src/capi/": (), "bindings/": ()}
@@ -58,6 +63,8 @@ def line_findings(name, line):
         yield "ends in white space"
     if UNFINISHED.search(line):
         yield "is marked as unfinished"
+    if name.startswith(("src/", "bindings/")) and INSECURE.search(line) and not TEST_FILE.fullmatch(name):
+        yield "calls getenv, not secure_getenv"
 
 
 def include_findings(name, quote, header, own_folder):

@@ -31,6 +31,7 @@ class Rules(unittest.TestCase):
             "src/core/parser.cc": "#include <CLI/CLI.hpp>\n",
             "src/cli/internal.cc": '#include "core/planner.h"\n',
             "src/services/internal.cc": '#include "base/futex.h"\n',
+            "src/cli/environment.cc": 'const char* home = std::getenv("HOME");\n',
             "include/penstock/internal.h": '#include "memory/allocation.h"\n',
         }
         for name, text in violations.items():
@@ -42,6 +43,11 @@ class Rules(unittest.TestCase):
     def test_services_share_some_helpers(self):
         self.assertEqual(self.findings("src/services/file.cc", '#include "base/bounded.h"\n'), [])
         self.assertNotEqual(self.findings("src/cli/file.cc", '#include "base/bounded.h"\n'), [])
+
+    def test_tests_may_ask_the_environment(self):
+        for name in "src/core/a_test.cc", "src/files/test_machine.h", "tests/support/environment.h":
+            self.assertEqual(self.findings(name, 'const char* home = std::getenv("HOME");\n'), [])
+        self.assertEqual(self.findings("src/core/a.cc", 'const char* home = ::secure_getenv("HOME");\n'), [])
 
     def test_vendor_headers_are_fine_at_home(self):
         self.assertEqual(self.findings("src/engines/uring/queue.cc", "#include <liburing.h>\n"), [])
