@@ -96,7 +96,8 @@ add_fio_sources() {
   apt-get "${source_apt[@]}" update
   (cd "$work/download" && apt-get "${source_apt[@]}" source --download-only fio)
   mkdir -p "$work/bundle/usr/src"
-  tar -xf "$work"/download/fio_*.orig.tar.?z -C "$work/bundle/usr/src"
+  # Half of them are examples, from which nothing is built.
+  tar -xf "$work"/download/fio_*.orig.tar.?z -C "$work/bundle/usr/src" --exclude='*/examples'
 }
 
 # download_wheels FOLDER ARGUMENT...: as the other machine would.
