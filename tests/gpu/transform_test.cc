@@ -188,6 +188,34 @@ TEST_F(TransformedOnGpu, leaves_words_alone_that_streams_still_look_at) {
   EXPECT_EQ(driver_->api().stream_synchronize(stream), cuda::cu_success);
 }
 
+TEST_F(TransformedOnGpu, releases_its_staging_memory_where_no_word_is_left_for_a_kernel) {
+  PENSTOCK_NEEDS_FAKE();
+  using cuda::ControlMemory;
+  echo_->has_kernels = true;
+  options_.lanes = 1;
+  options_.staging_slots_per_lane = 1;
+  const EchoFile file(0, {200'000});
+  open(file);
+  const RequestOptions soon{.deadline_seconds = 20};
+  const Report first = context_->transfer(Direction::read, ranges_, soon);
+  ASSERT_TRUE(first.ok()) << first.error->message;
+  std::vector<ControlMemory::Cell> all;
+  fake_->fail_call("cuMemHostRegister_v2", 1, cuda::cu_out_of_memory, 1);
+  while (const auto cell = ControlMemory::of_process().take(gpu(), ControlMemory::other_word_bytes)) {
+    all.push_back(*cell);
+  }
+  for (int i = 0; i < 6; ++i) {
+    const Report report = context_->transfer(Direction::read, ranges_, soon);
+    ASSERT_EQ(report.outcome, Outcome::failed);
+    EXPECT_NE(report.error->message.find("register control memory"), std::string::npos) << report.error->message;
+  }
+  fake_->clear_injections();
+  for (const ControlMemory::Cell& cell : all) ControlMemory::of_process().give_back(cell);
+  const Report report = context_->transfer(Direction::read, ranges_, soon);
+  ASSERT_TRUE(report.ok()) << report.error->message;
+  expect_content(file);
+}
+
 TEST_F(TransformedOnGpu, touches_no_request_that_is_gone) {
   PENSTOCK_NEEDS_FAKE();
   echo_->has_kernels = true;
