@@ -42,7 +42,7 @@ class SetPlatform : public SchedulePlatform {
   std::uint32_t looks_ = 0;
 };
 
-// Words of the server.
+// Words of the server. Others may look before and after each: of what it stores besides, nothing may come later.
 struct ServerWords {
   Explorer& explorer;
   template <typename T>
@@ -54,6 +54,7 @@ struct ServerWords {
   void store_release(T& word, T value) {
     explorer.point();
     word = value;
+    explorer.point();
   }
 };
 

@@ -246,6 +246,58 @@ TEST(Gguf, every_rule_has_a_message_of_its_own) {
   }
 }
 
+TEST(Gguf, each_limit_may_be_reached_and_not_passed) {
+  const auto nested = [](int arrays) {
+    std::string value = u32(0) + little_endian(1) + "7";
+    for (int i = 1; i < arrays; ++i) value = u32(9) + little_endian(1) + value;
+    return File{.pairs = {pair("k", 9, value)}}.bytes();
+  };
+  const auto with_key = [](std::size_t bytes) {
+    return File{.pairs = {pair(std::string(bytes, 'k'), 0, "1")}}.bytes();
+  };
+  const auto with_tensors = [](std::vector<std::string> tensors, std::size_t bytes) {
+    return File{.pairs = {pair("general.alignment", 4, u32(1))},
+                .tensors = std::move(tensors),
+                .alignment = 1,
+                .data = std::string(bytes, 'x')}
+        .bytes();
+  };
+  constexpr std::uint32_t i8 = 24;
+  const auto named = [&](std::size_t bytes) { return with_tensors({tensor(std::string(bytes, 'n'), {1}, i8, 0)}, 1); };
+  const auto second_at = [&](std::uint64_t offset) {
+    return with_tensors({tensor("a", {4}, i8, 0), tensor("b", {3}, i8, offset)}, 7);
+  };
+  const auto with_pairs = [](std::size_t count) {
+    File file;
+    for (std::size_t i = 0; i < count; ++i) file.pairs.push_back(pair(std::to_string(i), 0, "1"));
+    return file.bytes();
+  };
+  const auto aligned_to = [](std::uint32_t alignment) {
+    return File{.pairs = {pair("general.alignment", 4, u32(alignment))}}.bytes();
+  };
+  const struct {
+    const char* limit;
+    std::string reached;
+    std::string passed;
+  } limits[] = {
+      {"arrays within arrays", nested(4), nested(5)},
+      {"bytes of a key", with_key(65'535), with_key(65'536)},
+      {"metadata", with_pairs(262'144), with_pairs(262'145)},
+      {"alignment", aligned_to(1U << 30), aligned_to(1U << 31)},
+      {"bytes of a name", named(63), named(64)},
+      {"dimensions", with_tensors({tensor("a", {1, 1, 1, 1}, i8, 0)}, 1),
+       with_tensors({tensor("a", {1, 1, 1, 1, 1}, i8, 0)}, 1)},
+      {"the end of the data", with_tensors({tensor("a", {4}, i8, 0)}, 4), with_tensors({tensor("a", {5}, i8, 0)}, 4)},
+      {"the tensor before it", second_at(4), second_at(3)},
+      {"the end, by the second", second_at(4), second_at(5)},
+  };
+  for (const auto& each : limits) {
+    const Result<Contents> reached = parse_gguf(each.reached);
+    EXPECT_TRUE(reached.ok()) << each.limit << ": " << reached.error().message;
+    EXPECT_FALSE(parse_gguf(each.passed).ok()) << each.limit;
+  }
+}
+
 TEST(Gguf, blocks_have_the_size_that_ggml_gives_them) {
   const struct {
     std::uint32_t type;

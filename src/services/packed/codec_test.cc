@@ -191,13 +191,15 @@ TEST(PackedCodec, too_few_exceptions_are_told) {
   const auto header = read_chunk_header(Kind::bf16, chunk, {0, 2048});
   ASSERT_TRUE(header);
   ASSERT_GT(header->exceptions, 0U);
-  // The second tile claims that its exceptions begin at the end of all of them.
+  // The second tile claims that its exceptions begin at the end of all of them, or behind it.
   const ChunkSections at = sections_of(Kind::bf16, *header);
-  const auto base = static_cast<std::uint16_t>(header->exceptions);
-  std::memcpy(chunk.data() + at.bases + 2, &base, sizeof base);
-  for (const Kernels* kernels : kernels_here()) {
-    Bytes out(values.size());
-    EXPECT_EQ(decode_chunk(*kernels, Kind::bf16, chunk, {0, 2048}, {0, out}), Fault::exceptions);
+  for (const std::uint32_t behind : {0U, 1U}) {
+    const auto base = static_cast<std::uint16_t>(header->exceptions + behind);
+    std::memcpy(chunk.data() + at.bases + 2, &base, sizeof base);
+    for (const Kernels* kernels : kernels_here()) {
+      Bytes out(values.size());
+      EXPECT_EQ(decode_chunk(*kernels, Kind::bf16, chunk, {0, 2048}, {0, out}), Fault::exceptions) << behind;
+    }
   }
 }
 
@@ -228,6 +230,37 @@ TEST(PackedIndex, comes_back) {
       EXPECT_FALSE(read_index(changed, {Kind::f16, values, index.bytes})) << "byte " << i;
     }
   }
+}
+
+// Lies that agree with each other, under a checksum that is right.
+TEST(PackedIndex, chunks_lie_within_their_tensor_and_are_no_longer_than_raw_ones) {
+  constexpr std::uint64_t values = 2 * chunk_values;
+  constexpr auto first = 2U;  // after the header and three starts
+  constexpr auto raw = static_cast<std::uint32_t>(raw_chunk_bytes(2) / chunk_alignment);
+  ASSERT_EQ(index_bytes(values), std::uint64_t{first} * chunk_alignment);
+  const auto read = [](std::vector<std::uint32_t> starts, std::uint64_t bytes) {
+    return read_index(write_index({Kind::bf16, values, bytes, std::move(starts)}), {Kind::bf16, values, bytes});
+  };
+  const auto refused = [&](std::vector<std::uint32_t> starts, std::uint64_t bytes) {
+    const auto index = read(std::move(starts), bytes);
+    return index.ok() ? "nothing" : index.error().message;
+  };
+  const auto bytes_to = [](std::uint32_t end) { return std::uint64_t{end} * chunk_alignment; };
+  EXPECT_TRUE(read({first, first + raw, first + 2 * raw}, bytes_to(first + 2 * raw)).ok());
+  EXPECT_TRUE(read({first, first + 1, first + 2}, bytes_to(first + 2)).ok());
+  const std::string impossible = "of its index has an impossible length";
+  for (const auto& [starts, chunk] : {std::pair<std::vector<std::uint32_t>, int>{{first, first + raw + 1, 5000}, 0},
+                                      {{first, first + 1, first + raw + 2}, 1},
+                                      {{first, first, first + 1}, 0},
+                                      {{first, first + 1, first + 1}, 1},
+                                      {{first, first + 2, first + 1}, 1}}) {
+    EXPECT_NE(refused(starts, 1 << 20).find("chunk " + std::to_string(chunk) + " " + impossible), std::string::npos)
+        << refused(starts, 1 << 20);
+  }
+  const std::string outside = "the chunks of its index don't lie within it";
+  EXPECT_NE(refused({first, first + 1, first + 2}, bytes_to(first + 2) - 1).find(outside), std::string::npos);
+  EXPECT_NE(refused({first + 1, first + 2, first + 3}, 1 << 20).find(outside), std::string::npos) << "a gap";
+  EXPECT_NE(refused({first - 1, first, first + 1}, 1 << 20).find(outside), std::string::npos) << "in the index";
 }
 
 TEST(PackedIndex, a_newer_version_is_refused_by_name) {
