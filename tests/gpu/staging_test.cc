@@ -144,15 +144,20 @@ TEST_P(LongSlots, are_given_up_where_the_file_is_not_cached_any_more) {
 
 TEST_P(LongSlots, that_are_given_up_late_are_no_reason_to_take_other_lanes_for_stalled) {
   if (!fake_) GTEST_SKIP() << "no GPU is that slow";
-  fake_->set_delays(22, 20'000);
-  options_.deadlines.stall_seconds = 0.5;
-  evict(folder_.path("file"));
-  warm(folder_.path("file"), size - mib);
-  Context context = make_context();
-  const Buffer memory = context.allocate(Domain::cuda(0), size).value();
-  const Report report = load(context, memory);
-  EXPECT_TRUE(report.ok()) << report.error->message;
-  EXPECT_GT(report.seconds, options_.deadlines.stall_seconds);
+  // On a machine that is busy with other things a lane may stall for as long by itself.
+  for (const unsigned scale : {1U, 2U, 4U}) {
+    fake_->set_delays(22, scale * 20'000);
+    options_.deadlines.stall_seconds = scale * 0.5;
+    evict(folder_.path("file"));
+    warm(folder_.path("file"), size - mib);
+    Context context = make_context();
+    const Buffer memory = context.allocate(Domain::cuda(0), size).value();
+    const Report report = load(context, memory);
+    if (!report.ok() && scale < 4) continue;
+    EXPECT_TRUE(report.ok()) << report.error->message;
+    EXPECT_GT(report.seconds, options_.deadlines.stall_seconds);
+    break;
+  }
 }
 
 TEST_P(LongSlots, are_used_beside_empty_ranges_and_not_for_host_memory) {
