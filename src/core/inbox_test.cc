@@ -51,7 +51,7 @@ void tell(const UniqueFd& event) {
 
 class InboxTest : public testing::Test {
  protected:
-  void sleep(TimePoint until) { inbox_.sleep(until); }
+  void sleep_in_inbox(TimePoint until) { inbox_.sleep(until); }
   void poll(TimePoint until) {
     engine::Done done;
     EXPECT_EQ(inbox_.poll(queue_, {&done, 1}, until), 0U);
@@ -62,7 +62,8 @@ class InboxTest : public testing::Test {
     EXPECT_TRUE(inbox_.sleep_on(events, until));
   }
   using Sleep = void (InboxTest::*)(TimePoint until);
-  static constexpr std::array<Sleep, 3> all_sleeps{&InboxTest::sleep, &InboxTest::poll, &InboxTest::sleep_on_event};
+  static constexpr std::array<Sleep, 3> all_sleeps{&InboxTest::sleep_in_inbox, &InboxTest::poll,
+                                                   &InboxTest::sleep_on_event};
 
   Inbox inbox_;
   IdleQueue queue_;
