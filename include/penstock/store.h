@@ -102,8 +102,8 @@ struct OpenOptions {
   std::string serial = {};
   std::uint64_t first_writable_block = 0;
   std::uint64_t writable_blocks = 0;
-  // A file that is already open, whatever its name means by now. Messages use the name; the descriptor is needed only
-  // until the call returns. With Access::write or create the file is changed in place.
+  // A file that is already open, whatever its name means by now; messages use the name. It is needed until the call
+  // returns. Access::write and create change it in place; for Access::replace it is the folder: no link is followed.
   int descriptor = -1;
   // For reading: others write to it meanwhile, elsewhere than where it is read. A read does not fail because they did.
   bool growing = false;

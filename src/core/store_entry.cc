@@ -140,9 +140,8 @@ Result<std::shared_ptr<StoreEntry>> StoreEntry::open(const Environment& environm
   const bool may_have_scheme = name.find(':') != std::string_view::npos;
   auto uri = parse_uri(name, may_have_scheme ? all_schemes(*environment.engines) : std::vector<std::string_view>());
   if (!uri) return std::move(uri).error();
-  if (options.descriptor >= 0 && (uri->scheme != "file" || options.access == Access::replace)) {
-    return Error{Code::invalid_argument, 0,
-                 std::string(name) + ": only files can be opened by a descriptor, and not to be replaced",
+  if (options.descriptor >= 0 && uri->scheme != "file") {
+    return Error{Code::invalid_argument, 0, std::string(name) + ": only files can be opened by a descriptor",
                  "leave the descriptor unset"};
   }
   const auto facts = engine_facts(environment, uri->scheme);

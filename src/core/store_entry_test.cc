@@ -69,9 +69,8 @@ TEST_F(StoreEntryTest, is_opened_for_a_device_by_its_own_descriptor) {
   EXPECT_EQ(threads_.opened_descriptor, 8) << "the name may mean another file by then";
 }
 
-TEST_F(StoreEntryTest, takes_a_descriptor_only_for_files_that_are_read) {
+TEST_F(StoreEntryTest, takes_a_descriptor_only_for_files) {
   threads_.scheme = "disk";
-  EXPECT_EQ(open("x", {.access = Access::replace, .descriptor = 7}).error().code, Code::invalid_argument);
   EXPECT_EQ(open("disk:x", {.descriptor = 7}).error().code, Code::invalid_argument);
   EXPECT_EQ(ring_.opened + threads_.opened, 0);
 }

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/log.h"
@@ -49,9 +50,15 @@ std::vector<std::string> names_of(const std::string& path) {
   return names;
 }
 
-Status take_attribute(int fd, const std::string& path, const std::string& name) {
+struct Source {
+  std::string by;           // a path to the file, whatever its name means by now
+  const std::string& path;  // for messages
+};
+
+Status take_attribute(int fd, const Source& from, const std::string& name) {
+  const std::string& path = from.path;
   const auto value =
-      read_all([&](char* to, std::size_t size) { return ::getxattr(path.c_str(), name.c_str(), to, size); });
+      read_all([&](char* to, std::size_t size) { return ::getxattr(from.by.c_str(), name.c_str(), to, size); });
   if (!value && errno == ENODATA) return {};  // removed meanwhile
   if (value && ::fsetxattr(fd, name.c_str(), value->data(), value->size(), 0) == 0) return {};
   const Error error =
@@ -63,7 +70,11 @@ Status take_attribute(int fd, const std::string& path, const std::string& name) 
 
 }  // namespace
 
-Status take_attributes(int fd, const std::string& path, const struct stat& old) {
+Status take_attributes(int fd, const AttributesOf& from) {
+  const struct stat& old = from.status;
+  const std::string& path = from.path;
+  std::string by_descriptor = "/proc/self/fd/" + std::to_string(from.file);
+  const Source source{::access(by_descriptor.c_str(), F_OK) == 0 ? std::move(by_descriptor) : path, path};
   // Only root can give a file away; others can give it to a group of theirs. What the old group may do with it is not
   // for the members of another.
   struct stat own = {};
@@ -71,13 +82,13 @@ Status take_attributes(int fd, const std::string& path, const struct stat& old) 
                            (::fstat(fd, &own) == 0 && own.st_gid == old.st_gid);
   // What the folder gives to new files.
   [[maybe_unused]] const int removed = ::fremovexattr(fd, acl);
-  for (const std::string& name : names_of(path)) {
+  for (const std::string& name : names_of(source.by)) {
     if (std::ranges::find(of_content, name) != of_content.end()) continue;
     if (name == acl && !keeps_group) {
       return Error{Code::permission_denied, EPERM, "keep the access list of " + path + ": its group can't be kept",
                    "write in place, or as a member of its group"};
     }
-    if (Status status = take_attribute(fd, path, name); !status) return status;
+    if (Status status = take_attribute(fd, source, name); !status) return status;
   }
   // Last: with the list's mask as bits of the group, the group could do more until the list is there.
   const mode_t mode = old.st_mode & (keeps_group ? 0777 : 0707);

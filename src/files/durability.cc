@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <filesystem>
 
+#include "base/uninterrupted.h"
 #include "base/unique_fd.h"
 #include "files/block_device.h"
 #include "files/mount.h"
@@ -52,7 +53,7 @@ std::string overlay_volatile_because(int fd) {
 
 Status sync_folder(int folder, const std::string& path) {
   // EINVAL: this file system has nothing to sync for a folder, as those whose server keeps the names.
-  if (::fsync(folder) == 0 || errno == EINVAL) return {};
+  if (uninterrupted([&] { return ::fsync(folder); }) == 0 || errno == EINVAL) return {};
   return not_durable(errno, path);
 }
 

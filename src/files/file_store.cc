@@ -12,6 +12,7 @@
 #include <limits>
 
 #include "base/clock.h"
+#include "base/uninterrupted.h"
 #include "base/writers.h"
 #include "files/durability.h"
 #include "files/residency.h"
@@ -195,7 +196,7 @@ Status FileStore::commit(bool durable) {
   const std::lock_guard lock(writer_mutex_);
   if (replacement_) return replacement_->commit(buffered_fd(), durable);
   if (!durable) return {};
-  if (::fdatasync(buffered_fd()) != 0) return system_error(errno, "sync " + info_.name);
+  if (uninterrupted([&] { return ::fdatasync(buffered_fd()); }) != 0) return system_error(errno, "sync " + info_.name);
   return sync_new_name();
 }
 

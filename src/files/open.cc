@@ -14,7 +14,9 @@
 #include <filesystem>
 #include <limits>
 
+#include "base/link_target.h"
 #include "base/open_hint.h"
+#include "base/uninterrupted.h"
 #include "files/by_mount.h"
 #include "files/device_use.h"
 #include "files/durability.h"
@@ -283,14 +285,14 @@ Result<Opening> open_buffered(const std::string& name, const OpenOptions& option
       flags |= O_NONBLOCK;  // a pipe that took the name meanwhile must not hold us up
     }
   } else if (errno == ENOENT && access == Access::create) {
-    UniqueFd made(::open(name.c_str(), flags | O_NONBLOCK | O_CREAT | O_EXCL, 0666));
+    UniqueFd made(uninterrupted([&] { return ::open(name.c_str(), flags | O_NONBLOCK | O_CREAT | O_EXCL, 0666); }));
     if (made) return Opening{std::move(made), true, true};
     if (errno != EEXIST) return open_error(errno, name, access);
     flags |= O_NONBLOCK | O_CREAT;  // through a link that points nowhere yet, or made by another meanwhile
   } else {
     return open_error(errno, name, access);
   }
-  UniqueFd fd(::open(name.c_str(), flags, 0666));
+  UniqueFd fd(uninterrupted([&] { return ::open(name.c_str(), flags, 0666); }));
   if (fd) return Opening{std::move(fd), false, (flags & O_CREAT) != 0};
   if (errno == EBUSY) {
     return Error{Code::in_use, EBUSY, name + " is in use: another program or driver holds it exclusively",
@@ -317,6 +319,15 @@ engine::Room room_of(const OpenOptions& options) {
   return {std::min(options.reserve_from, options.size_bytes), options.size_bytes};
 }
 
+// As kernels do with fs.protected_regular for who asks for the file to be made.
+Status check_shared_folder(const OpenedFile& file, const struct stat& status, const std::string& name, Access access) {
+  if (access != Access::create || !S_ISREG(status.st_mode)) return {};
+  const std::string parent = std::filesystem::path(file.path).parent_path().string();
+  struct stat folder = {};
+  if (::stat(parent.c_str(), &folder) != 0) return system_error(errno, "ask about the folder " + parent);
+  return check_own_in_shared_folder(folder, status, name);
+}
+
 // With the room that is asked for.
 Result<Found> with_room(OpenedFile& file, const std::string& name, const OpenOptions& options, Result<Found> found) {
   if (!found || options.access != Access::create || options.size_bytes <= file.info.size_bytes) return found;
@@ -330,7 +341,7 @@ Result<Found> open_again(OpenedFile& file, const std::string& name, const OpenOp
   if (Status usable = check_descriptor(options.descriptor, name, options.access, meant); !usable)
     return std::move(usable).error();
   const int flags = access_flags(options.access) | O_CLOEXEC | O_NOCTTY | O_NONBLOCK;
-  file.buffered = UniqueFd(::open(path_of(options.descriptor).c_str(), flags));
+  file.buffered = UniqueFd(uninterrupted([&] { return ::open(path_of(options.descriptor).c_str(), flags); }));
   if (file.buffered) {
     file.path = path_of(file.buffered.get());
   } else if (const int error = errno; error != ENOENT || ::access(own_descriptors, F_OK) == 0) {
@@ -362,8 +373,9 @@ Result<Found> open_in_place(OpenedFile& file, const std::string& name, const Ope
   auto found = describe(file, name, options.access);
   if (!found) return found;
   if (!opening->created) {
-    Status unused = check_file_unused(found->status.basic, name, options.access);
-    if (!unused) return std::move(unused).error();
+    Status free = check_file_unused(found->status.basic, name, options.access);
+    if (free) free = check_shared_folder(file, found->status.basic, name, options.access);
+    if (!free) return std::move(free).error();
   }
   found = with_room(file, name, options, std::move(found));
   if (!found && opening->created) ::unlink(file.path.c_str());
@@ -371,7 +383,7 @@ Result<Found> open_in_place(OpenedFile& file, const std::string& name, const Ope
 }
 
 Result<Found> open_replacement(OpenedFile& file, const std::string& name, const OpenOptions& options) {
-  auto replacement = Replacement::create(name);
+  auto replacement = Replacement::create(name, options.descriptor);
   if (!replacement) return std::move(replacement).error();
   file.path = name;
   file.replacement = std::move(*replacement);
@@ -408,12 +420,21 @@ bool beyond_free_space(int fd, std::uint64_t bytes) {
 
 // 0 or the error number.
 int grow(int fd, off_t begin, off_t end) {
-  for (int i = 0; i < max_interruptions && begin < end; ++i) {
-    if (::fallocate(fd, 0, begin, end - begin) == 0) return 0;
-    if (errno != EINTR) break;
+  constexpr off_t least_step = 64 << 10;
+  off_t step = end - begin;
+  for (int interruptions = 0; begin < end;) {
+    const off_t bytes = std::min(step, end - begin);
+    if (::fallocate(fd, 0, begin, bytes) == 0) {
+      begin += bytes;
+      interruptions = 0;
+      continue;
+    }
+    if (errno != EINTR || ++interruptions == max_interruptions) break;
+    // tmpfs undoes all that it has done: less of it ends before the next signal.
+    step = std::max(bytes / 2, least_step);
   }
   if (begin < end && errno != EOPNOTSUPP && errno != ENOSYS) return errno;
-  return ::ftruncate(fd, end) == 0 ? 0 : errno;
+  return uninterrupted([&] { return ::ftruncate(fd, end); }) == 0 ? 0 : errno;
 }
 
 Result<OpenedFile> open_known(const std::string& name, const OpenOptions& options,
@@ -423,9 +444,9 @@ Result<OpenedFile> open_known(const std::string& name, const OpenOptions& option
   }
   Result<OpenedFile> opened = OpenedFile();
   OpenedFile& file = *opened;
-  auto found = options.descriptor >= 0             ? open_again(file, name, options)
-               : options.access == Access::replace ? open_replacement(file, name, options)
-                                                   : open_in_place(file, name, options, known);
+  auto found = options.access == Access::replace ? open_replacement(file, name, options)
+               : options.descriptor >= 0         ? open_again(file, name, options)
+                                                 : open_in_place(file, name, options, known);
   if (!found) return std::move(found).error();
   make_blocking(file.buffered.get());
   add_direct(file, *found);
@@ -448,7 +469,7 @@ UniqueFd open_direct(int buffered, const std::string& path, bool writable) {
   const int flags = direct_flags(writable);
   struct stat status = {};
   if (::fstat(buffered, &status) != 0) return {};
-  UniqueFd direct(::open(path_of(buffered).c_str(), flags));
+  UniqueFd direct(uninterrupted([&] { return ::open(path_of(buffered).c_str(), flags); }));
   if (!direct && errno == ENOENT) direct = UniqueFd(::open(path.c_str(), flags));
   return second_of(status, std::move(direct));
 }

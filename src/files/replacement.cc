@@ -7,7 +7,9 @@
 #include <cerrno>
 #include <filesystem>
 
+#include "base/link_target.h"
 #include "base/open_hint.h"
+#include "base/uninterrupted.h"
 #include "files/attributes.h"
 #include "files/durability.h"
 #include "files/leftovers.h"
@@ -18,91 +20,70 @@
 namespace penstock::files {
 namespace {
 
-namespace fs = std::filesystem;
-
-// As many as the kernel follows (path_resolution(7)).
-constexpr int max_links = 40;
 // Each is lost only to somebody who looked for leftovers in the instant in which the file was not locked yet.
 constexpr int max_attempts = 100;
 
-// Whether a link that was read may be followed: as in the kernel where fs.protected_symlinks is set, not that of
-// another user in a folder like /tmp, where he can put one for any name. Looked at after it was read: he can't exchange
-// it for a link of this user.
-Status check_link(const fs::path& link) {
-  struct stat folder = {};
-  struct stat own = {};
-  if (::stat(link.parent_path().c_str(), &folder) != 0)
-    return system_error(errno, "open the folder of " + link.string());
-  const bool is_anyones = (folder.st_mode & S_ISVTX) != 0 && (folder.st_mode & S_IWOTH) != 0;
-  if (!is_anyones) return {};
-  const bool is_there = ::lstat(link.c_str(), &own) == 0;
-  if (is_there && (own.st_uid == ::geteuid() || own.st_uid == folder.st_uid)) return {};
-  return Error{Code::permission_denied, EACCES,
-               link.string() + " is a link of another user, in a folder that every user may write to",
-               "name the file that is meant, or remove the link"};
-}
+struct Old {
+  UniqueFd file;  // O_PATH; none: there is no file yet
+  struct stat status = {};
+};
 
-// Where a chain of symbolic links ends, whether or not there is a file yet.
-Result<fs::path> follow_links(const std::string& name) {
-  std::error_code error;
-  fs::path path = fs::absolute(name, error);
-  if (error) return system_error(error.value(), "find the working folder", "change to a folder that exists");
-  for (int links = 0; links < max_links; ++links) {
-    const fs::path next = fs::read_symlink(path, error);
-    if (error) return path;
-    if (Status followed = check_link(path); !followed) return std::move(followed).error();
-    path = path.parent_path() / next;
+// The file that is there now, if it may be replaced.
+Result<Old> old_file(int folder, const std::string& target, const std::string& path) {
+  Old old{UniqueFd(::openat(folder, target.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC))};
+  if (!old.file && errno == ENOENT) return old;
+  struct stat shared = {};
+  if (!old.file || ::fstat(old.file.get(), &old.status) != 0 || ::fstat(folder, &shared) != 0) {
+    return system_error(errno, "replace " + path);
   }
-  return system_error(ELOOP, "replace " + name);
-}
-
-// Whether the file that is there now, if any, may be replaced.
-Status check_replaceable(int folder, const std::string& target, const std::string& path, struct stat& old) {
-  if (::fstatat(folder, target.c_str(), &old, 0) != 0) {
-    old = {};
-    return errno == ENOENT ? Status() : system_error(errno, "replace " + path);
-  }
-  if (Status kind = check_kind(old, path, Access::replace); !kind) return kind;
+  if (S_ISLNK(old.status.st_mode)) return system_error(ELOOP, "replace " + path, "name the file that is meant");
+  if (Status kind = check_kind(old.status, path, Access::replace); !kind) return std::move(kind).error();
+  // It would get the new content, or the attributes and so the owner.
+  if (Status own = check_own_in_shared_folder(shared, old.status, path); !own) return std::move(own).error();
   if (::faccessat(folder, target.c_str(), W_OK, AT_EACCESS) != 0) {
     return system_error(errno, "replace " + path,
                         errno == EROFS ? "the file system is mounted read-only: write elsewhere"
                                        : "this user may not write to the existing file; remove it first");
   }
-  return check_unused(old, path, FileChange::replacement);
+  if (Status unused = check_unused(old.status, path, FileChange::replacement); !unused)
+    return std::move(unused).error();
+  return old;
 }
 
 }  // namespace
 
-Result<std::unique_ptr<Replacement>> Replacement::create(const std::string& target) {
-  auto path = follow_links(target);
-  if (!path) return std::move(path).error();
+Result<std::unique_ptr<Replacement>> Replacement::create(const std::string& target, int folder) {
+  std::filesystem::path path = target;
+  if (folder < 0) {
+    auto end = link_target(target);
+    if (!end) return std::move(end).error();
+    path = std::move(*end);
+  }
   std::unique_ptr<Replacement> made(new Replacement);
-  made->path_ = path->string();
-  made->target_ = path->filename().string();
+  made->path_ = path.string();
+  made->target_ = path.filename().string();
   if (made->target_.empty() || made->target_ == "." || made->target_ == "..") {
     return Error{Code::is_directory, EISDIR, target + " is a directory", "name a file in it"};
   }
-  const std::string folder = path->parent_path().string();
-  made->folder_ = UniqueFd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const std::string parent = path.parent_path().string();
+  made->folder_ = UniqueFd(::openat(folder, folder < 0 ? parent.c_str() : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!made->folder_) {
     const int error = errno;
-    return system_error(error, "open the folder " + folder,
-                        error == ENOENT ? "create the folder first" : open_hint(error, folder, Access::read));
+    return system_error(error, "open the folder " + parent,
+                        error == ENOENT ? "create the folder first" : open_hint(error, parent, Access::read));
   }
 
-  struct stat old = {};
-  if (Status status = check_replaceable(made->folder_.get(), made->target_, made->path_, old); !status) {
-    return std::move(status).error();
-  }
-  const bool replaces = S_ISREG(old.st_mode);
+  const auto old = old_file(made->folder_.get(), made->target_, made->path_);
+  if (!old) return old.error();
   const bool numbered = locks_prove(made->folder_.get());
   if (numbered) remove_leftovers_of(made->folder_.get(), made->target_);
   // Until it has the old file's mode, nobody else may open it and read later what is written then.
-  if (Status status = made->make_temporary(replaces ? 0600 : 0666, numbered); !status) return std::move(status).error();
-  if (replaces) {
-    if (Status status = take_attributes(made->locked_.get(), made->path_, old); !status) {
-      return std::move(status).error();
-    }
+  if (Status status = made->make_temporary(old->file ? 0600 : 0666, numbered); !status) {
+    return std::move(status).error();
+  }
+  if (old->file) {
+    const AttributesOf from{old->file.get(), made->path_, old->status};
+    if (Status status = take_attributes(made->locked_.get(), from); !status) return std::move(status).error();
   }
   return made;
 }
@@ -111,7 +92,8 @@ Status Replacement::make_temporary(mode_t mode, bool numbered) {
   std::uint32_t number = numbered ? 0 : numbered_names;
   for (int i = 0; i < max_attempts; ++i) {
     std::string name = number < numbered_names ? numbered_name(target_, number) : random_name(target_);
-    UniqueFd fd(::openat(folder_.get(), name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode));
+    constexpr int flags = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC;
+    UniqueFd fd(uninterrupted([&] { return ::openat(folder_.get(), name.c_str(), flags, mode); }));
     if (!fd && errno == EEXIST) {
       ++number;  // of another writer, or of what can't be removed
       continue;
@@ -161,7 +143,7 @@ bool Replacement::has_name() const {
 }
 
 int Replacement::open(int flags) const {
-  const int fd = ::openat(folder_.get(), temporary_.c_str(), flags | O_CLOEXEC);
+  const int fd = uninterrupted([&] { return ::openat(folder_.get(), temporary_.c_str(), flags | O_CLOEXEC); });
   struct stat opened = {};
   struct stat own = {};
   const bool is_own = fd >= 0 && ::fstat(fd, &opened) == 0 && ::fstat(locked_.get(), &own) == 0 &&
@@ -184,7 +166,7 @@ Status Replacement::commit(int fd, bool durable) {
   if (state_ == State::aborted) {
     return Error{Code::invalid_argument, 0, "commit " + path_ + ": it was aborted", "open it again"};
   }
-  if (durable && ::fsync(fd) != 0) return system_error(errno, "sync " + path_);
+  if (durable && uninterrupted([&] { return ::fsync(fd); }) != 0) return system_error(errno, "sync " + path_);
   if (state_ != State::committed) {
     const bool is_there = has_name();
     if (!is_there || ::renameat(folder_.get(), temporary_.c_str(), folder_.get(), target_.c_str()) != 0) {

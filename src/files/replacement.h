@@ -22,8 +22,9 @@ class Replacement {
  public:
   // Makes the temporary file, and removes what dead writers left of `target`. If that is a symbolic link, the file that
   // it points to will be replaced. A file that is there already lends its permissions, its ACL and its other extended
-  // attributes; only a regular one can be replaced.
-  static Result<std::unique_ptr<Replacement>> create(const std::string& target);
+  // attributes; only a regular one can be replaced. With a `folder`, an open one, the last part of `target` is a name
+  // in it, and no link is followed.
+  static Result<std::unique_ptr<Replacement>> create(const std::string& target, int folder = -1);
   ~Replacement();
   Replacement(const Replacement&) = delete;
   Replacement& operator=(const Replacement&) = delete;

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/unique_fd.h"
 #include "files/file_store.h"
 #include "files/leftovers.h"
 #include "files/test_scratch.h"
@@ -19,6 +20,12 @@
 
 namespace penstock::files {
 namespace {
+
+std::string attribute(const std::string& path, const char* name) {
+  char value[256];
+  const ssize_t size = ::getxattr(path.c_str(), name, value, sizeof value);
+  return size < 0 ? "none" : std::string(value, static_cast<std::size_t>(size));
+}
 
 class Replace : public testing::Test {
  protected:
@@ -86,6 +93,55 @@ TEST_F(Replace, follows_no_link_of_another_user_in_a_folder_that_is_anyones) {
   EXPECT_TRUE(replace(other).ok()) << "only root can have put it there";
 }
 
+TEST_F(Replace, gives_nothing_to_who_has_put_a_file_of_that_name_into_a_folder_that_is_anyones) {
+  if (::geteuid() != 0) GTEST_SKIP() << "takes root, for a second user";
+  constexpr uid_t other = 65534;
+  const std::string shared = folder_.path("shared");
+  const std::string name = shared + "/a";
+  ASSERT_EQ(::mkdir(shared.c_str(), 0777), 0);
+  ASSERT_EQ(::chmod(shared.c_str(), 01777), 0);
+  folder_.write("shared/a", "old");
+  for (const Access access : {Access::replace, Access::create}) {
+    ASSERT_EQ(::chown(name.c_str(), other, other), 0);
+    const auto refused = open_file(name, {.access = access});
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.error().code, Code::permission_denied);
+    EXPECT_EQ(folder_.read("shared/a"), "old");
+    ASSERT_EQ(::chown(name.c_str(), 0, 0), 0);
+    EXPECT_TRUE(open_file(name, {.access = access}).ok());
+  }
+  EXPECT_TRUE(open_file(name, {.access = Access::write}).ok());
+}
+
+// Also where its path has come to lead elsewhere.
+TEST_F(Replace, happens_in_the_folder_of_a_descriptor) {
+  for (const char* folder : {"meant", "other"}) {
+    ASSERT_EQ(::mkdir(folder_.path(folder).c_str(), 0755), 0);
+    folder_.write(std::string(folder) + "/a", folder);
+  }
+  ASSERT_EQ(::chmod(folder_.path("meant/a").c_str(), 0640), 0);
+  ASSERT_EQ(::chmod(folder_.path("other/a").c_str(), 0604), 0);
+  const bool has_attributes = ::setxattr(folder_.path("other/a").c_str(), "user.of", "other", 5, 0) == 0 &&
+                              ::setxattr(folder_.path("meant/a").c_str(), "user.of", "meant", 5, 0) == 0;
+  const UniqueFd meant(::open(folder_.path("meant").c_str(), O_PATH | O_DIRECTORY));
+  auto file = open_file(folder_.path("other/a"), {.access = Access::replace, .descriptor = meant.get()});
+  ASSERT_TRUE(file.ok()) << file.error().message;
+  FileStore store(std::move(*file));
+  put(store, "new");
+  ASSERT_TRUE(store.writer()->commit().ok());
+  EXPECT_EQ(folder_.read("other/a"), "other");
+  EXPECT_EQ(folder_.read("meant/a"), "new");
+  struct stat status = {};
+  ASSERT_EQ(::stat(folder_.path("meant/a").c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 07777U, 0640U);
+  EXPECT_EQ(attribute(folder_.path("meant/a"), "user.of"), has_attributes ? "meant" : "none");
+
+  ASSERT_EQ(::symlink(folder_.path("other/a").c_str(), folder_.path("meant/link").c_str()), 0);
+  EXPECT_FALSE(open_file(folder_.path("meant/link"), {.access = Access::replace, .descriptor = meant.get()}).ok());
+  EXPECT_FALSE(open_file(folder_.path("meant/a"), {.access = Access::replace, .descriptor = 1'000'000}).ok());
+  EXPECT_EQ(folder_.read("other/a"), "other");
+}
+
 TEST_F(Replace, makes_a_file_where_there_was_none) {
   auto store = open(folder_.path("new"), 4096);
   EXPECT_EQ(store->info().size_bytes, 4096U);
@@ -143,12 +199,6 @@ std::string acl_of(std::uint32_t named_user) {
                            {0x20, 0, nobody_in_particular}};
   std::string bytes(reinterpret_cast<const char*>(&version), sizeof version);
   return bytes.append(reinterpret_cast<const char*>(entries), sizeof entries);
-}
-
-std::string attribute(const std::string& path, const char* name) {
-  char value[256];
-  const ssize_t size = ::getxattr(path.c_str(), name, value, sizeof value);
-  return size < 0 ? "none" : std::string(value, static_cast<std::size_t>(size));
 }
 
 TEST_F(Replace, keeps_the_attributes_and_the_acl_of_the_file_that_was_there) {

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/uninterrupted.h"
 #include "base/unique_fd.h"
 #include "penstock/checksum.h"
 #include "penstock/machine.h"
@@ -423,7 +424,8 @@ Status Copier::copy_large(FileCopy& file, const Progress& progress, const Checkp
   add_zeros(sum, size - summed);
   file.checksum = sum.hex();
   *target = {};
-  if (::ftruncate(written_to.get(), static_cast<off_t>(size)) != 0) return system_error(errno, "set the size of " + to);
+  if (uninterrupted([&] { return ::ftruncate(written_to.get(), static_cast<off_t>(size)); }) != 0)
+    return system_error(errno, "set the size of " + to);
   return give_attributes(holes->get(), written_to.get(), file.entry->status, to);
 }
 

@@ -9,6 +9,7 @@
 #include <set>
 #include <utility>
 
+#include "base/uninterrupted.h"
 #include "base/unique_fd.h"
 #include "services/tiers/fault_point.h"
 #include "services/tiers/mover_work.h"
@@ -392,7 +393,9 @@ void Mover::verify(Batch& batch, MoveReport& report) {
 bool Mover::start_over(Work& work, MoveReport& report) {
   if (!work.resumed || work.files.front().status) return false;
   const UniqueFd staged = work.staged.open(O_WRONLY);
-  if (!staged || ::ftruncate(staged.get(), 0) != 0 || !catalog_.set_done(work.unit.id, 0)) return false;
+  if (!staged || uninterrupted([&] { return ::ftruncate(staged.get(), 0); }) != 0 ||
+      !catalog_.set_done(work.unit.id, 0))
+    return false;
   report.resumed_bytes -= work.row.done_bytes;
   work.resumed = false;
   work.row.done_bytes = 0;
