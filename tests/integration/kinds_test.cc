@@ -1,6 +1,7 @@
 // Kinds of records, as a program adds, appends and reads them.
 #include <gtest/gtest.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,10 +18,13 @@
 
 #include "integration/context_fixture.h"
 #include "integration/machine.h"
+#include "support/other_user.h"
 #include "support/support.h"
 
 namespace penstock::test {
 namespace {
+
+namespace fs = std::filesystem;
 
 constexpr std::uint64_t record_bytes = 300;  // of no alignment
 
@@ -222,7 +226,7 @@ TEST_F(KindsOfRecords, are_not_appended_while_another_writer_has_the_dictionary)
   const KindsOptions impatient{.writing = {}, .lock_seconds = 0.05};
   const Kinds kinds = Kinds::create(context_, path_, impatient).value();
   const Kind kind = kinds.add({.name = "kind", .capacity = 10, .record_bytes = record_bytes}).value();
-  const int fd = ::open(kinds.dictionary().c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = ::open((kinds.dictionary() + ".lock").c_str(), O_RDONLY | O_CLOEXEC);
   ASSERT_EQ(::flock(fd, LOCK_EX), 0);
   const auto refused = append(kinds, kind.id, 0, 1);
   EXPECT_EQ(refused.error().code, Code::in_use);
@@ -231,6 +235,92 @@ TEST_F(KindsOfRecords, are_not_appended_while_another_writer_has_the_dictionary)
   EXPECT_EQ(kinds.remove(kind.id).error().code, Code::in_use);
   ::close(fd);
   EXPECT_TRUE(append(kinds, kind.id, 0, 1).ok());
+}
+
+TEST_F(KindsOfRecords, are_appended_whatever_is_locked_by_who_may_only_read) {
+  if (::geteuid() != 0) GTEST_SKIP() << "takes root, for a second user";
+  fs::permissions(folder_.path("."), fs::perms(0755));
+  const Kinds kinds = Kinds::create(context_, path_, {.writing = {}, .lock_seconds = 0.05}).value();
+  const Kind kind = kinds.add({.name = "kind", .capacity = 10, .record_bytes = record_bytes}).value();
+  fs::permissions(kinds.dictionary(), fs::perms(0644));
+  int locked[2] = {};
+  ASSERT_EQ(::pipe(locked), 0);
+  const pid_t stranger = ::fork();
+  if (stranger == 0) {
+    if (!become_another_user()) ::_exit(1);
+    for (const std::string& name : {path_, kinds.dictionary(), kinds.dictionary() + ".lock", folder_.path(".")}) {
+      static_cast<void>(::flock(::open(name.c_str(), O_RDONLY | O_CLOEXEC), LOCK_EX | LOCK_NB));
+    }
+    if (::write(locked[1], "x", 1) == 1) ::pause();
+    ::_exit(1);
+  }
+  char byte = 0;
+  EXPECT_EQ(::read(locked[0], &byte, 1), 1);
+  for (std::uint64_t i = 0; i < 3; ++i) EXPECT_TRUE(append(kinds, kind.id, i, 1).ok());
+  EXPECT_TRUE(Kinds::open(context_, path_)->add({.name = "more", .capacity = 10, .record_bytes = 8}).ok());
+  EXPECT_TRUE(Kinds::create(context_, folder_.path("others.bin")).ok());
+  ::kill(stranger, SIGKILL);
+  EXPECT_EQ(::waitpid(stranger, nullptr, 0), stranger);
+  for (const int end : locked) ::close(end);
+}
+
+// The lock of a dictionary is for those who may write to that.
+TEST_F(KindsOfRecords, are_locked_by_a_file_that_only_writers_may_open) {
+  if (::geteuid() != 0) GTEST_SKIP() << "takes root, for a second user";
+  const Kinds kinds = Kinds::create(context_, path_).value();
+  const Kind kind = kinds.add({.name = "kind", .capacity = 10, .record_bytes = record_bytes}).value();
+  const std::string lock = kinds.dictionary() + ".lock";
+  EXPECT_EQ(fs::status(lock).permissions(), fs::perms(0600));
+  fs::permissions(kinds.dictionary(), fs::perms(0664));
+  ASSERT_EQ(::chown(kinds.dictionary().c_str(), another_user, another_user), 0);
+  fs::remove(lock);  // as of a dictionary from before there were such files
+  ASSERT_TRUE(append(kinds, kind.id, 0, 1).ok());
+  struct stat status = {};
+  ASSERT_EQ(::stat(lock.c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 07777U, 0660U);
+  EXPECT_EQ(status.st_uid, another_user) << "his own appends need it";
+  EXPECT_EQ(status.st_gid, another_user);
+}
+
+TEST_F(KindsOfRecords, are_not_locked_by_a_file_that_is_something_else) {
+  if (::geteuid() != 0) GTEST_SKIP() << "takes root, for a second user";
+  const Kinds kinds = Kinds::create(context_, path_).value();
+  const Kind kind = kinds.add({.name = "kind", .capacity = 10, .record_bytes = record_bytes}).value();
+  const std::string lock = kinds.dictionary() + ".lock";
+  const std::string secret = folder_.path("secret");
+  std::ofstream(secret) << "mine";
+  fs::permissions(secret, fs::perms(0600));
+  fs::permissions(kinds.dictionary(), fs::perms(0666));
+  const auto refused = [&](const std::string& what) {
+    const auto appended = append(kinds, kind.id, 0, 1);
+    EXPECT_FALSE(appended.ok()) << what;
+    EXPECT_EQ(fs::status(secret).permissions(), fs::perms(0600)) << what;
+    fs::remove(lock);
+    return appended ? Code::ok : appended.error().code;
+  };
+  fs::remove(lock);
+  fs::create_symlink(secret, lock);
+  refused("a link");
+  fs::create_hard_link(secret, lock);
+  EXPECT_EQ(refused("another file"), Code::permission_denied);
+  fs::create_directory(lock);
+  refused("a folder");
+  ASSERT_EQ(::mkfifo(lock.c_str(), 0666), 0);
+  EXPECT_EQ(refused("a pipe"), Code::permission_denied);
+  // In a folder like /tmp it may be a stranger's.
+  fs::permissions(folder_.path("."), fs::perms(01777));
+  std::ofstream(lock).close();
+  ASSERT_EQ(::chown(lock.c_str(), another_user, another_user), 0);
+  EXPECT_EQ(refused("a stranger's"), Code::permission_denied);
+  EXPECT_TRUE(append(kinds, kind.id, 0, 1).ok());
+}
+
+TEST_F(KindsOfRecords, that_could_not_be_made_leave_no_lock_behind) {
+  EXPECT_FALSE(Kinds::create(context_, folder_.path("."), {.dictionary = folder_.path("kinds.json")}).ok());
+  EXPECT_FALSE(fs::exists(folder_.path("kinds.json.lock")));
+  ASSERT_TRUE(Kinds::create(context_, path_).ok());
+  EXPECT_EQ(Kinds::create(context_, path_).error().system_error, EEXIST);
+  EXPECT_TRUE(fs::exists(path_ + ".kinds.json.lock"));
 }
 
 TEST_F(KindsOfRecords, that_count_are_whole_whenever_their_writer_is_killed) {

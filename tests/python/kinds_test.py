@@ -337,7 +337,7 @@ def test_ctrl_c_ends_an_append_and_nothing_of_it_counts(slow_context, store, int
 
 def test_ctrl_c_ends_the_wait_for_another_writer(store, interrupted):
     kinds = make(store, lock_seconds=10_000)
-    with open(kinds.dictionary) as held:
+    with open(f"{kinds.dictionary}.lock") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         interrupted(lambda: kinds.append("users", content(1)))
     assert kinds.append("users", content(1)) == 0

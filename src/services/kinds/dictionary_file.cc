@@ -12,6 +12,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/held_folder.h"
+#include "base/link_target.h"
 #include "base/open_hint.h"
 
 namespace penstock::kinds {
@@ -31,7 +33,7 @@ Result<bool> try_lock(int fd, const std::string& path) {
   return system_error(errno, "lock " + path, "keep the dictionary on a file system that has locks");
 }
 
-// Who has the lock, as far as this machine can tell. Any user who may read the dictionary can hold it.
+// Who has the lock, as far as this machine can tell.
 std::string holder_of(int fd) {
   struct stat status = {};
   if (::fstat(fd, &status) != 0) return {};
@@ -48,38 +50,6 @@ std::string holder_of(int fd) {
     return "process " + std::to_string(pid) + " of user " + std::to_string(process.st_uid);
   }
   return {};
-}
-
-bool is_same_file(int fd, const std::string& path) {
-  struct stat held {
-  }, named{};
-  return ::fstat(fd, &held) == 0 && ::stat(path.c_str(), &named) == 0 && held.st_dev == named.st_dev &&
-         held.st_ino == named.st_ino;
-}
-
-Result<UniqueFd> lock(const std::string& path, int flags, Access access, TimePoint deadline,
-                      rows::Watch* watch = nullptr) {
-  while (true) {
-    UniqueFd fd(::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK));
-    if (const int error = errno; !fd) return system_error(error, "open " + path, open_hint(error, path, access));
-    while (true) {
-      const auto locked = try_lock(fd.get(), path);
-      if (!locked) return locked.error();
-      if (*locked && is_same_file(fd.get(), path)) return fd;
-      if (Clock::now() >= deadline) {
-        const std::string holder = holder_of(fd.get());
-        return Error{
-            Code::in_use, 0,
-            path + ": another writer is at work on it" + (holder.empty() ? "" : ": " + holder + " has its lock"),
-            "try again, or wait for longer; a process that only reads can have the lock too: forbid others to "
-            "read the dictionary (chmod o-r) where they are not trusted"};
-      }
-      if (watch != nullptr && !watch->goes_on()) return rows::Watch::told_to_stop();
-      if (*locked) break;  // replaced meanwhile
-      std::this_thread::sleep_for(between_tries);
-      if (!is_same_file(fd.get(), path)) break;
-    }
-  }
 }
 
 }  // namespace
@@ -127,21 +97,110 @@ Result<Store> write_dictionary(Context& context, const std::string& path, const 
   return store;
 }
 
-void WriterLock::release() {
-  if (fd_ && ::getpid() == process_) ::flock(fd_.get(), LOCK_UN);
-  fd_ = UniqueFd();
+Result<WriterLock::Place> WriterLock::place_of(const std::string& path) {
+  const auto target = link_target(path);
+  if (!target) return target.error();
+  const std::string folder = target->parent_path().string();
+  Place place{target->string(), UniqueFd(::open(folder.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)),
+              target->filename().string()};
+  if (place.folder) return place;
+  const int error = errno;
+  return system_error(error, "open the folder " + folder, open_hint(error, folder, Access::create));
+}
+
+// Code::not_found: there is no dictionary, and it has to be there.
+Status WriterLock::open(bool is_new) {
+  const int folder = place_.folder.get();
+  struct stat dictionary = {};
+  const bool is_there = ::fstatat(folder, place_.name.c_str(), &dictionary, AT_SYMLINK_NOFOLLOW) == 0;
+  if (!is_there && (!is_new || errno != ENOENT)) {
+    return system_error(errno, "open " + place_.dictionary, open_hint(errno, place_.dictionary, Access::write));
+  }
+  constexpr int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
+  const std::string name = this->name();
+  do {
+    fd_ = UniqueFd(::openat(folder, name.c_str(), flags));
+    is_made_ = !fd_ && errno == ENOENT;
+    if (is_made_) fd_ = UniqueFd(::openat(folder, name.c_str(), flags | O_CREAT | O_EXCL, 0600));
+  } while (!fd_ && (errno == EEXIST || errno == EINTR));
+  if (!fd_) return system_error(errno, "open " + path(), open_hint(errno, path(), Access::create));
+  if (is_made_) {
+    if (is_there) share_with_writers_of(dictionary);
+    return {};
+  }
+  struct stat own = {};
+  struct stat around = {};
+  if (::fstat(fd_.get(), &own) != 0 || ::fstat(folder, &around) != 0) return system_error(errno, "look at " + path());
+  if (!S_ISREG(own.st_mode) || own.st_nlink > 1) {
+    return Error{Code::permission_denied, 0, path() + " is no file that only the writers of a dictionary lock",
+                 "look at it, and remove it"};
+  }
+  if (is_there && own.st_uid == dictionary.st_uid) return {};
+  return check_own_in_shared_folder(around, own, path());
+}
+
+bool WriterLock::has_name() const {
+  struct stat held = {};
+  struct stat named = {};
+  return ::fstat(fd_.get(), &held) == 0 &&
+         ::fstatat(place_.folder.get(), name().c_str(), &named, AT_SYMLINK_NOFOLLOW) == 0 && is_same_file(held, named);
+}
+
+Result<WriterLock> WriterLock::lock(const std::string& path, bool is_new, TimePoint deadline, rows::Watch* watch) {
+  auto place = place_of(path);
+  if (!place) return std::move(place).error();
+  WriterLock made(std::move(*place));
+  while (true) {
+    if (Status opened = made.open(is_new); !opened) return std::move(opened).error();
+    bool is_named = true;
+    while (is_named) {
+      const auto locked = try_lock(made.fd_.get(), made.path());
+      if (!locked) return locked.error();
+      is_named = made.has_name();
+      if (*locked && is_named) return made;
+      if (Clock::now() >= deadline) {
+        const std::string holder = holder_of(made.fd_.get());
+        return Error{
+            Code::in_use, 0,
+            path + ": another writer is at work on it" + (holder.empty() ? "" : ": " + holder + " has its lock"),
+            "try again, or wait for longer"};
+      }
+      if (watch != nullptr && !watch->goes_on()) return rows::Watch::told_to_stop();
+      if (is_named) std::this_thread::sleep_for(between_tries);
+    }
+  }
 }
 
 Result<WriterLock> WriterLock::of_dictionary(const std::string& path, TimePoint deadline, rows::Watch* watch) {
-  auto fd = lock(path, O_RDWR, Access::write, deadline, watch);
-  if (!fd) return std::move(fd).error();
-  return WriterLock(std::move(*fd));
+  return lock(path, false, deadline, watch);
 }
 
-Result<WriterLock> WriterLock::of_folder_of(const std::string& path, TimePoint deadline) {
-  auto fd = lock(std::filesystem::path(path).parent_path().string(), O_RDONLY | O_DIRECTORY, Access::create, deadline);
-  if (!fd) return std::move(fd).error();
-  return WriterLock(std::move(*fd));
+Result<WriterLock> WriterLock::of_new_dictionary(const std::string& path, TimePoint deadline) {
+  return lock(path, true, deadline, nullptr);
+}
+
+// As far as this user may. A member of a group that can't be given must not write by what another group may.
+void WriterLock::share_with_writers_of(const struct stat& dictionary) const {
+  const uid_t owner = ::geteuid() == 0 ? dictionary.st_uid : static_cast<uid_t>(-1);
+  const bool has_group = ::fchown(fd_.get(), owner, dictionary.st_gid) == 0;
+  const mode_t writers = dictionary.st_mode & (has_group ? 0222 : 0202);
+  static_cast<void>(::fchmod(fd_.get(), 0600 | writers | writers << 1));
+}
+
+void WriterLock::share() const {
+  struct stat dictionary = {};
+  if (is_made_ && ::fstatat(place_.folder.get(), place_.name.c_str(), &dictionary, AT_SYMLINK_NOFOLLOW) == 0) {
+    share_with_writers_of(dictionary);
+  }
+}
+
+void WriterLock::withdraw() const {
+  if (is_made_ && has_name()) ::unlinkat(place_.folder.get(), name().c_str(), 0);
+}
+
+void WriterLock::release() {
+  if (fd_ && ::getpid() == process_) ::flock(fd_.get(), LOCK_UN);
+  fd_ = UniqueFd();
 }
 
 }  // namespace penstock::kinds

@@ -3,6 +3,7 @@
 // Thread safety: functions; a lock is one thread's. Lifetime: a lock ends with its object, or its process.
 #pragma once
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <string>
@@ -22,24 +23,44 @@ Result<Dictionary> read_dictionary(Context& context, const std::string& path);
 // A file that takes the dictionary's name at its commit: readers find the old one or the new one.
 Result<Store> write_dictionary(Context& context, const std::string& path, const Dictionary& dictionary);
 
-// Excludes other writers. The dictionary itself is locked: once its writer has replaced it, there is nothing left to
-// protect in the old one, and those who waited for that look for the new one.
+// Excludes other writers, by a lock (flock) on an empty file beside the dictionary, NAME.lock, which stays. Only those
+// who may write to the dictionary may open it: whoever can open a file can lock it, and who only reads must not hold
+// writers up. The dictionary itself is another file after each writer.
 class WriterLock {
  public:
   // Code::in_use: another writer had it until the deadline. Code::cancelled: the caller does not want to wait for it.
   static Result<WriterLock> of_dictionary(const std::string& path, TimePoint deadline, rows::Watch* watch = nullptr);
-  // Of the folder, for those who make a dictionary that is not there yet.
-  static Result<WriterLock> of_folder_of(const std::string& path, TimePoint deadline);
+  // For those who make a dictionary that is not there yet: then they `share` the lock, or `withdraw` it.
+  static Result<WriterLock> of_new_dictionary(const std::string& path, TimePoint deadline);
 
   WriterLock(WriterLock&&) = default;
   WriterLock& operator=(WriterLock&&) = delete;
   ~WriterLock() { release(); }
+  // Of a file that was made here: lets those open it who may write to the dictionary, which is there now.
+  void share() const;
+  // Of a file that was made here: removes it.
+  void withdraw() const;
   // Before the object ends. A child that was forked meanwhile has the lock too, so that closing does not do.
   void release();
 
  private:
-  explicit WriterLock(UniqueFd fd) : fd_(std::move(fd)) {}
+  struct Place {
+    std::string dictionary;  // its path, without links at the end
+    UniqueFd folder;
+    std::string name;  // of the dictionary in the folder
+  };
+  explicit WriterLock(Place place) : place_(std::move(place)) {}
+  static Result<WriterLock> lock(const std::string& path, bool is_new, TimePoint deadline, rows::Watch* watch);
+  static Result<Place> place_of(const std::string& path);
+  std::string name() const { return place_.name + ".lock"; }
+  std::string path() const { return place_.dictionary + ".lock"; }
+  Status open(bool is_new);
+  bool has_name() const;
+  void share_with_writers_of(const struct stat& dictionary) const;
+
+  Place place_;
   UniqueFd fd_;
+  bool is_made_ = false;  // here, so it is no other file that was given the name
   pid_t process_ = ::getpid();
 };
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/out_of_memory.h"
 #include "services/kinds/dictionary_file.h"
 #include "services/models/contents.h"
 #include "services/rows/watch.h"
@@ -151,22 +152,15 @@ Error not_there(const Table::State& state, const Records& records) {
 
 }  // namespace
 
-Result<std::shared_ptr<Table>> Table::create(Context& context, const std::string& name, const KindsOptions& options) {
-  if (Status status = check_seconds("lock_seconds", options.lock_seconds); !status) return std::move(status).error();
-  const auto absolute = absolute_name(name);
-  if (!absolute) return absolute.error();
-  const std::string& store = *absolute;
-  auto path = dictionary_path(store, options);
-  if (!path) return std::move(path).error();
-  const auto lock = WriterLock::of_folder_of(*path, deadline_of(options));
-  if (!lock) return lock.error();
-  if (const auto there = context.open(*path); there || there.error().code != Code::not_found) {
+Result<std::shared_ptr<Table>> Table::create_locked(Context& context, const std::string& store, const std::string& path,
+                                                    const KindsOptions& options) {
+  if (const auto there = context.open(path); there || there.error().code != Code::not_found) {
     if (!there) return there.error();
-    return Error{Code::in_use, EEXIST, *path + " is there already", "open it, or remove it first"};
+    return Error{Code::in_use, EEXIST, path + " is there already", "open it, or remove it first"};
   }
   auto opened = context.open(store, for_reading());
   if (!opened && opened.error().code == Code::not_found && !has_scheme(store)) {
-    if (place_of(store) == place_of(*path)) return one_file(*path);
+    if (place_of(store) == place_of(path)) return one_file(path);
     opened = context.open(store, {.access = Access::create});
     if (opened) {
       if (Status status = opened->commit(); !status) return std::move(status).error();
@@ -178,9 +172,27 @@ Result<std::shared_ptr<Table>> Table::create(Context& context, const std::string
   Dictionary dictionary;
   if (info.block_bytes != 0) dictionary.block_bytes = info.block_bytes;
   if (is_device(info)) dictionary.device_bytes = info.size_bytes;
-  auto table = std::make_shared<Table>(context, store, std::move(*path), options);
+  auto table = std::make_shared<Table>(context, store, path, options);
   if (Status status = table->publish(std::move(dictionary)); !status) return std::move(status).error();
   return table;
+}
+
+Result<std::shared_ptr<Table>> Table::create(Context& context, const std::string& name, const KindsOptions& options) {
+  if (Status status = check_seconds("lock_seconds", options.lock_seconds); !status) return std::move(status).error();
+  const auto absolute = absolute_name(name);
+  if (!absolute) return absolute.error();
+  const std::string& store = *absolute;
+  auto path = dictionary_path(store, options);
+  if (!path) return std::move(path).error();
+  const auto lock = WriterLock::of_new_dictionary(*path, deadline_of(options));
+  if (!lock) return lock.error();
+  auto made = create_locked(context, store, *path, options);
+  if (made || made.error().code == Code::not_durable) {
+    lock->share();
+  } else {
+    lock->withdraw();
+  }
+  return made;
 }
 
 Result<std::shared_ptr<Table>> Table::open(Context& context, const std::string& name, const KindsOptions& options) {
@@ -250,15 +262,19 @@ Status Table::publish(Dictionary dictionary) {
 Status Table::publish(Dictionary dictionary, Store& written) {
   Status replaced = written.commit();
   if (!replaced && replaced.error().code != Code::not_durable) return replaced;
-  const std::lock_guard lock(refreshing_);
-  if (auto state = load(dictionary)) {
-    adopt(std::move(*state));
-  } else {
-    // What was written counts, whether or not it can be read now: that is for the next who reads.
+  // What was written counts, whether or not it can be read now, or there is memory for it: that is for the next who
+  // reads.
+  static_cast<void>(or_out_of_memory([&]() -> Status {
+    const std::lock_guard lock(refreshing_);
+    if (auto state = load(dictionary)) {
+      adopt(std::move(*state));
+      return {};
+    }
     auto unopened = std::make_shared<State>(State{std::move(dictionary), {}, {}});
     for (const Kind& kind : unopened->dictionary.kinds) unopened->by_id.emplace(kind.id, &kind);
     adopt(std::move(unopened));
-  }
+    return {};
+  }));
   return replaced;
 }
 

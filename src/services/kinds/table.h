@@ -53,6 +53,9 @@ class Table {
   Result<Placed> place(std::span<const RecordsRead> reads);
 
  private:
+  // By who has the lock of the dictionary at `path`.
+  static Result<std::shared_ptr<Table>> create_locked(Context& context, const std::string& store,
+                                                      const std::string& path, const KindsOptions& options);
   Status check_process() const;
   static Result<Placed> place_in(std::shared_ptr<const State> state, std::span<const RecordsRead> reads);
   // The store follows the dictionary: whatever counts in there is in the store that is opened after it was read.
