@@ -105,6 +105,35 @@ TEST_P(WithoutMemory, short_cached_reads_are_done) {
   EXPECT_FALSE(failing.happened());
 }
 
+TEST_P(WithoutMemory, records_are_appended_or_refused) {
+  const Kinds kinds = Kinds::create(context_, folder_.path("records.bin")).value();
+  const Kind kind = kinds.add({.name = "kind", .capacity = 30'000, .record_bytes = 16}).value();
+  ASSERT_TRUE(kinds.append(kind.id, memory_.region().part(0, 16)).ok());
+  std::uint64_t records = 1;
+  try_every_allocation([&] {
+    const auto first = kinds.append(kind.id, memory_.region().part(0, 16));
+    if (first) {
+      EXPECT_EQ(*first, records++) << "what was refused does not count";
+    }
+    return code_of(first);
+  });
+  EXPECT_EQ(Kinds::open(context_, folder_.path("records.bin"))->find("kind")->records, records);
+  EXPECT_EQ(kinds.find("kind")->records, records);
+}
+
+TEST_P(WithoutMemory, packed_models_are_saved_or_refused) {
+  const std::string path = folder_.path("packed.safetensors");
+  const TensorToSave tensor{
+      .name = "a", .dtype = DType::bf16, .shape = {1 << 17}, .memory = memory_.region().part(0, 1 << 18)};
+  std::vector<std::byte> zeros(1 << 18);
+  const TensorToSave zero{
+      .name = "z", .dtype = DType::bf16, .shape = {1 << 17}, .memory = Region::host(zeros.data(), zeros.size())};
+  const TensorToSave both[] = {tensor, zero};
+  try_every_allocation(
+      [&] { return code_of(save_safetensors(context_, path, both, {.durable = false, .packed = true})); });
+  EXPECT_TRUE(Model::open(path).ok());
+}
+
 TEST_P(WithoutMemory, requests_are_refused_or_done) {
   for (const std::size_t length : {std::size_t{4096}, size_bytes}) {
     try_every_allocation([&] {

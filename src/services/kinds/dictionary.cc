@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <bit>
-#include <nlohmann/json.hpp>
 #include <span>
 #include <unordered_set>
 #include <utility>
 
 #include "services/models/contents.h"
 #include "services/models/json_reader.h"
+#include "services/models/json_text.h"
 #include "services/models/utf8.h"
 
 namespace penstock::kinds {
@@ -369,7 +369,7 @@ Result<Dictionary> parse(std::string_view json) {
 }
 
 Result<std::string> to_text(const Dictionary& dictionary) {
-  using Json = nlohmann::ordered_json;
+  using models::json_of;
   std::string text = "{\n  \"schema\": \"penstock.kinds/1\",\n  \"block_bytes\": ";
   text += std::to_string(dictionary.block_bytes) + ",\n";
   if (dictionary.device_bytes) text += "  \"device_bytes\": " + std::to_string(*dictionary.device_bytes) + ",\n";
@@ -379,18 +379,15 @@ Result<std::string> to_text(const Dictionary& dictionary) {
   }
   text += "  \"kinds\": [";
   for (const Kind& kind : dictionary.kinds) {
-    Json line = {{"id", kind.id}, {"name", kind.name}};
-    if (kind.starts_at_lba) {
-      line["start_lba"] = kind.start_byte / dictionary.block_bytes;
-    } else {
-      line["start_byte"] = kind.start_byte;
-    }
-    line["length_bytes"] = kind.length_bytes;
-    line["record_bytes"] = kind.record_bytes;
-    if (!kind.type.empty()) line["type"] = kind.type;
-    if (!kind.shape.empty()) line["shape"] = kind.shape;
-    line["records"] = kind.records;
-    text += (&kind == &dictionary.kinds.front() ? "\n    " : ",\n    ") + line.dump();
+    const std::uint64_t start = kind.starts_at_lba ? kind.start_byte / dictionary.block_bytes : kind.start_byte;
+    text += &kind == &dictionary.kinds.front() ? "\n    " : ",\n    ";
+    text += R"({"id":)" + std::to_string(kind.id) + R"(,"name":)" + json_of(kind.name);
+    text += (kind.starts_at_lba ? R"(,"start_lba":)" : R"(,"start_byte":)") + std::to_string(start);
+    text += R"(,"length_bytes":)" + std::to_string(kind.length_bytes);
+    text += R"(,"record_bytes":)" + std::to_string(kind.record_bytes);
+    if (!kind.type.empty()) text += R"(,"type":)" + json_of(kind.type);
+    if (!kind.shape.empty()) text += R"(,"shape":)" + json_of(kind.shape);
+    text += R"(,"records":)" + std::to_string(kind.records) + "}";
   }
   text += dictionary.kinds.empty() ? "]\n}\n" : "\n  ]\n}\n";
   if (text.size() > dictionary_bytes_most) return wrong("the dictionary would have more than 64 MiB", "use several");

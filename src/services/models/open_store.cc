@@ -21,11 +21,13 @@ Error changed(const ModelFile& file) {
               : "open the model again; with more descriptors (ulimit -n) files that are replaced stay open"};
 }
 
-Result<Store> open_to_replace(Context& context, const std::string& name, std::uint64_t size_bytes) {
-  const OpenOptions options{.access = Access::replace, .size_bytes = size_bytes};
-  // What a redirected name stands for need not be there yet.
-  const Result<std::string> path = context.path_of(name);
-  if (!path || *path != name) return context.open(name, options);
+Result<Store> open_to_replace(Context& context, const std::string& name, std::uint64_t size_bytes, int folder) {
+  const OpenOptions options{.access = Access::replace, .size_bytes = size_bytes, .descriptor = folder};
+  if (folder < 0) {
+    // What a redirected name stands for need not be there yet.
+    const Result<std::string> path = context.path_of(name);
+    if (!path || *path != name) return context.open(name, options);
+  }
   // An absolute path is a path whatever it looks like.
   std::error_code failed;
   return context.open(std::filesystem::absolute(name, failed).string(), options);

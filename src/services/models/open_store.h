@@ -10,6 +10,7 @@ Error changed(const ModelFile& file);
 // Code::changed if it is not the file any more that it was when the model was opened.
 Result<Store> open_store(Context& context, const ModelFile& file);
 // A file to be replaced, by its path whatever that looks like, or by a name that stands for one (Context::redirect).
-Result<Store> open_to_replace(Context& context, const std::string& name, std::uint64_t size_bytes);
+// With the descriptor of its folder the last part of the name counts, and is no link.
+Result<Store> open_to_replace(Context& context, const std::string& name, std::uint64_t size_bytes, int folder = -1);
 
 }  // namespace penstock::models

@@ -100,6 +100,34 @@ bool has_weights(const fs::path& path) {
   return std::ranges::any_of(endings, [&](std::string_view ending) { return name.ends_with(ending); });
 }
 
+// What is known of a file's tensors. New checksums are recorded of those that are written, and must not vouch for
+// damage.
+struct Known {
+  models::Checksums checksums;
+  bool is_packed = false;
+};
+Result<Known> known_of(const Model& model, std::uint32_t number) {
+  const ModelFile& file = model.files()[number];
+  Known known;
+  std::size_t tensors = 0;
+  std::size_t found = 0;
+  const auto recorded = file.metadata.find(std::string(models::checksums_key));
+  const bool is_recorded = recorded != file.metadata.end();
+  Result<models::Checksums> sums =
+      is_recorded ? models::parse_checksums(recorded->second.text()) : Result<models::Checksums>(models::Checksums());
+  if (sums) known.checksums = std::move(*sums);
+  for (const TensorInfo& tensor : model.tensors()) {
+    if (tensor.file != number) continue;
+    ++tensors;
+    found += known.checksums.contains(tensor.name) ? 1 : 0;
+    known.is_packed |= !tensor.packing.empty();
+  }
+  if (!is_recorded || (found == tensors && known.checksums.size() == tensors)) return known;
+  return Error{Code::io_error, 0,
+               file.path + ": its recorded checksums are not those of its tensors, so it may be damaged",
+               "take another copy of the file; penstock verify says what it can about this one"};
+}
+
 // Packs or unpacks the files of a model, one after the other.
 class Packing {
  public:
@@ -123,6 +151,7 @@ class Packing {
     all_bytes_ = model->size_bytes();
     const auto unfinished = models::Unfinished::begin(folder, options_.durable);
     if (!unfinished) return unfinished.error();
+    folder_ = (*unfinished)->folder();
     // Once more: until now another run may have written there.
     Status status = models::check_targets(folder, sources);
     for (std::uint32_t file = 0; status && file < model->files().size(); ++file) status = write(*model, file, folder);
@@ -160,6 +189,9 @@ class Packing {
         return Error{Code::invalid_argument, 0, folder + " is the folder of the model itself", "name another folder"};
       }
     }
+    for (std::uint32_t file = 0; file < model.files().size(); ++file) {
+      if (const auto known = known_of(model, file); !known) return known.error();
+    }
     return {};
   }
 
@@ -169,14 +201,14 @@ class Packing {
     if (!source) return std::move(source).error();
     models::WriterOptions options{.pack = pack_,
                                   .threads = options_.threads != 0 ? options_.threads : context_.machine().usable_cpus,
-                                  .durable = options_.durable};
+                                  .durable = options_.durable,
+                                  .folder = folder_};
     for (const auto& [key, value] : file.metadata) options.metadata.emplace(key, value.text());
-    if (const auto known = file.metadata.find(std::string(models::checksums_key)); known != file.metadata.end()) {
-      // Of other tensors than there are, they would say nothing.
-      if (Result<models::Checksums> sums = models::parse_checksums(known->second.text()); sums) {
-        options.known_checksums = std::move(*sums);
-      }
-    }
+    Result<Known> known = known_of(model, number);
+    if (!known) return std::move(known).error();
+    // A packed file should have some: without them, nothing vouches for its plain tensors.
+    options.checksums = !known->is_packed || !known->checksums.empty();
+    options.known_checksums = std::move(known->checksums);
     options.progress = [&](std::uint64_t done) { return tell(done); };
     const std::string path = models::target_in(folder, file.path);
     Result<models::WrittenFile> written = models::write_packed(context_, path, source->tensors(), *source, options);
@@ -204,7 +236,7 @@ class Packing {
     const Result<models::Source> source = models::Source::open(&context_, from);
     if (!source) return source.error();
     const std::string to = models::target_in(folder, from);
-    Result<Store> store = models::open_to_replace(context_, to, source->size_bytes());
+    Result<Store> store = models::open_to_replace(context_, to, source->size_bytes(), folder_);
     if (!store) return std::move(store).error();
     std::vector<char> window(std::min(source->size_bytes(), copy_window_bytes));
     for (std::uint64_t at = 0; at < source->size_bytes(); at += window.size()) {
@@ -240,6 +272,7 @@ class Packing {
   const PackOptions& options_;
   const bool pack_;
   PackReport report_;
+  int folder_ = -1;  // of the result
   std::uint64_t all_bytes_ = 0;
   std::uint64_t done_before_ = 0;  // in files that are finished
   TimePoint told_ = Clock::now();

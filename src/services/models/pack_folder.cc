@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/uninterrupted.h"
 #include "services/models/contents.h"
 #include "services/models/resolve.h"
 
@@ -103,8 +104,13 @@ Result<std::unique_ptr<Unfinished>> Unfinished::begin(const std::string& folder,
 
 Status Unfinished::open_marker() {
   constexpr int flags = O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+  // Only who may write into the folder may lock it.
+  struct stat folder = {};
+  if (::fstat(folder_.get(), &folder) != 0) return system_error(errno, "look at " + path_);
+  const mode_t writers = folder.st_mode & 0222;
   for (;;) {
-    marker_ = UniqueFd(::openat(folder_.get(), unfinished_name, flags | O_CREAT | O_EXCL, 0666));
+    marker_ =
+        UniqueFd(::openat(folder_.get(), unfinished_name, flags | O_CREAT | O_EXCL, 0600 | writers | writers << 1));
     is_new_ = static_cast<bool>(marker_);
     if (!marker_ && errno == EEXIST) {
       marker_ = UniqueFd(::openat(folder_.get(), unfinished_name, flags));
@@ -118,8 +124,7 @@ Status Unfinished::open_marker() {
 
 // False: whoever had it has ended, and removed it meanwhile.
 Result<bool> Unfinished::lock() {
-  if (::flock(marker_.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno == EINTR) return lock();
+  if (uninterrupted([&] { return ::flock(marker_.get(), LOCK_EX | LOCK_NB); }) != 0) {
     if (errno == EWOULDBLOCK) {
       return Error{Code::in_use, 0, "a model is being packed or unpacked into " + path_,
                    "wait for that to end, or name another folder"};
@@ -151,7 +156,7 @@ void Unfinished::withdraw() {
 
 Status Unfinished::sync() const {
   // EINVAL: this file system has nothing to sync for a folder.
-  if (!durable_ || ::fsync(folder_.get()) == 0 || errno == EINVAL) return {};
+  if (!durable_ || uninterrupted([&] { return ::fsync(folder_.get()); }) == 0 || errno == EINVAL) return {};
   return system_error(errno, "sync the folder " + path_, "look into the kernel log");
 }
 

@@ -32,6 +32,8 @@ class Unfinished {
   Unfinished(const Unfinished&) = delete;
   Unfinished& operator=(const Unfinished&) = delete;
 
+  // Files are made in it, whatever its path comes to mean.
+  int folder() const { return folder_.get(); }
   // All files are there.
   Status end();
   // Nothing was replaced: the folder is what it was, unfinished if it was that.

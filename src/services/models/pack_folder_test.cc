@@ -1,6 +1,8 @@
 #include "services/models/pack_folder.h"
 
+#include <atomic>
 #include <filesystem>
+#include <thread>
 
 #include "penstock/packing.h"
 #include "services/models/test_model.h"
@@ -54,6 +56,39 @@ TEST_F(PackFolderTest, has_one_writer) {
   EXPECT_EQ(other.error().code, Code::in_use);
   EXPECT_EQ(pack_model(context_, path("model"), out_).error().code, Code::in_use);
   EXPECT_FALSE(is_model());
+}
+
+TEST_F(PackFolderTest, is_locked_only_by_who_may_write_there) {
+  const auto mode_of_marker = [&] {
+    const auto unfinished = begin().value();
+    const fs::perms mode = fs::status(out_ + "/.penstock-unfinished").permissions();
+    EXPECT_TRUE(unfinished->end());
+    return mode;
+  };
+  fs::permissions(out_, fs::perms(0755));
+  EXPECT_EQ(mode_of_marker(), fs::perms(0600)) << "who can open it could lock it";
+}
+
+// Its owner puts another folder, or a link, in its place while files are written.
+TEST_F(PackFolderTest, files_are_made_in_the_folder_that_was_found) {
+  write("model/config.json", "new");
+  write("model/part0.safetensors", one_tensor("a", 20 << 20));
+  fs::create_directory(path("other"));
+  write("other/config.json", "other");
+  std::atomic<bool> over = false;
+  std::thread swapper([&] {
+    while (!over && !fs::exists(out_ + "/.penstock-unfinished")) continue;
+    fs::rename(out_, out_ + ".old");
+    fs::create_directory_symlink(path("other"), out_);
+  });
+  static_cast<void>(pack_model(context_, path("model"), out_));
+  over = true;
+  swapper.join();
+  EXPECT_EQ(std::distance(fs::directory_iterator(path("other")), fs::directory_iterator()), 1);
+  std::ifstream file(path("other/config.json"));
+  std::string text;
+  file >> text;
+  EXPECT_EQ(text, "other");
 }
 
 TEST_F(PackFolderTest, is_a_model_again_if_nothing_was_replaced) {

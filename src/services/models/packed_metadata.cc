@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
 #include <unordered_map>
 
 #include "services/models/json_reader.h"
+#include "services/models/json_text.h"
 #include "services/packed/format.h"
 
 namespace penstock::models {
@@ -167,12 +167,12 @@ Status apply_packed(Contents& contents) {
 }
 
 std::string packed_metadata(std::span<const PackedEntry> tensors) {
-  nlohmann::json list = nlohmann::json::object();
+  std::string list;
   for (const PackedEntry& tensor : tensors) {
-    list[std::string(tensor.name)] = {
-        {"dtype", dtype_name(tensor.dtype)}, {"shape", tensor.shape}, {"codec", packed::planes_codec_name}};
+    list += (list.empty() ? "" : ",") + json_of(tensor.name) + R"(:{"codec":)" + json_of(packed::planes_codec_name) +
+            R"(,"dtype":)" + json_of(dtype_name(tensor.dtype)) + R"(,"shape":)" + json_of(tensor.shape) + "}";
   }
-  return nlohmann::json{{"version", packed::format_version}, {"tensors", std::move(list)}}.dump();
+  return R"({"tensors":{)" + list + R"(},"version":)" + std::to_string(packed::format_version) + "}";
 }
 
 }  // namespace penstock::models

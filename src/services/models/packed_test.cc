@@ -257,6 +257,44 @@ TEST_F(PackedModelTest, pack_and_unpack_give_the_model_back) {
   expect_all(*plain);
 }
 
+// A byte of a plain tensor is another, and one of the header, so that the recorded checksums don't show it.
+TEST_F(PackedModelTest, damage_gets_no_new_checksum) {
+  for (const bool is_packed : {true, false}) {
+    for (const std::string mark : {"penstock.xxh3", "\\\"noise\\\"", "{\\\"bf16\\\""}) {
+      std::filesystem::create_directories(path("in"));
+      const std::string name = save("in/m.safetensors", {.checksums = true, .packed = is_packed});
+      std::ifstream file(name, std::ios::binary);
+      std::string bytes{std::istreambuf_iterator<char>(file), {}};
+      file.close();
+      const TensorInfo tensor = [&] {
+        const auto model = Model::open(name).value();
+        return model.tensors()[*model.find("noise")];
+      }();
+      bytes[tensor.offset + 1000] ^= 1;
+      const std::size_t at = bytes.find(mark, bytes.find("penstock.xxh3"));
+      ASSERT_NE(at, std::string::npos) << mark;
+      bytes[at + (mark[0] == '{' ? 0 : mark.size() - 4)] = '_';
+      write("in/m.safetensors", bytes);
+      for (const auto& run : {pack_model, unpack_model}) {
+        std::filesystem::remove_all(path("out"));
+        const auto report = run(context_, path("in"), path("out"), {});
+        if (mark == "penstock.xxh3") {
+          ASSERT_TRUE(report.ok()) << report.error().message;
+          if (!is_packed) continue;  // as one that never had any
+          const auto checked = check_model(context_, Model::open(path("out")).value()).value();
+          EXPECT_EQ(checked.at(0).verdict, CheckedFile::Verdict::unknown);
+          continue;
+        }
+        ASSERT_FALSE(report.ok()) << mark;
+        EXPECT_EQ(report.error().code, Code::io_error) << report.error().message;
+        EXPECT_NE(report.error().message.find("checksums"), std::string::npos) << report.error().message;
+        EXPECT_FALSE(std::filesystem::exists(path("out"))) << mark;
+      }
+      std::filesystem::remove_all(path("in"));
+    }
+  }
+}
+
 TEST_F(PackedModelTest, a_cancelled_packing_leaves_the_old_file) {
   std::filesystem::create_directories(path("in"));
   save("in/m.safetensors", {});

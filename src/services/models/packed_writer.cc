@@ -19,6 +19,7 @@
 #include "services/models/check.h"
 #include "services/models/contents.h"
 #include "services/models/ending.h"
+#include "services/models/json_text.h"
 #include "services/models/packed_metadata.h"
 #include "services/models/safetensors_head.h"
 #include "services/packed/codec.h"
@@ -229,7 +230,7 @@ class Attempt {
     std::ranges::fill(sums_, Checksum().hex());
     const Result<std::string> longest = head(most, 0);
     if (!longest) return longest.error();
-    Result<Store> store = open_to_replace(context_, path, 0);
+    Result<Store> store = open_to_replace(context_, path, 0, options_.folder);
     if (!store) return std::move(store).error();
     Result<std::optional<WrittenFile>> written = write(*store, longest->size());
     const bool is_whole = written && *written;
@@ -312,9 +313,11 @@ class Attempt {
   }
 
   std::string checksums_json() const {
-    nlohmann::json sums = nlohmann::json::object();
-    for (std::size_t i = 0; i < tensors_.size(); ++i) sums[tensors_[i].name] = sums_[i];
-    return sums.dump();
+    std::string text;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      text += (i == 0 ? "" : ",") + json_of(tensors_[i].name) + ":\"" + sums_[i] + "\"";
+    }
+    return "{" + text + "}";
   }
 
   // The next bytes in the order of the file, as many as there is room for.

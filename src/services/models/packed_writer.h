@@ -57,6 +57,7 @@ struct WriterOptions {
   std::map<std::string, std::string> metadata;  // its keys of this library are replaced
   bool empty_metadata = false;
   bool checksums = true;
+  int folder = -1;  // that the file is made in, open; none: where its path leads
   // Fails if a tensor has another XXH3, in hexadecimal digits, than is known of it.
   std::map<std::string, std::string, std::less<>> known_checksums;
   // Of decoded bytes that are done with. An Error ends it.

@@ -8,12 +8,14 @@
 #include <tuple>
 
 #include "services/models/contents.h"
+#include "services/models/json_text.h"
 #include "services/models/packed_metadata.h"
 #include "services/models/safetensors.h"
 
 namespace penstock {
 
 using models::in_quotes;
+using models::json_of;
 
 namespace {
 
@@ -50,16 +52,6 @@ Status check_tensors(std::span<const TensorToSave> tensors) {
   return {};
 }
 
-std::string json_of(std::string_view text) {
-  return nlohmann::json(text).dump();
-}
-
-std::string shape_json(std::span<const std::uint64_t> shape) {
-  std::string text;
-  for (const std::uint64_t length : shape) text += (text.empty() ? "" : ",") + std::to_string(length);
-  return "[" + text + "]";
-}
-
 // Entry by entry: an object that keeps its order would look through all of them for each.
 std::string header_json(std::span<const TensorToSave> tensors, std::span<const std::uint32_t> order,
                         const SaveOptions& options) {
@@ -73,8 +65,7 @@ std::string header_json(std::span<const TensorToSave> tensors, std::span<const s
     const std::uint64_t end = offset + tensor.memory.size_bytes;
     if (!text.empty()) text += ",";
     text += json_of(tensor.name) + R"(:{"dtype":")" + std::string(dtype_name(tensor.dtype)) + R"(","shape":)" +
-            shape_json(tensor.shape) + R"(,"data_offsets":[)" + std::to_string(offset) + "," + std::to_string(end) +
-            "]}";
+            json_of(tensor.shape) + R"(,"data_offsets":[)" + std::to_string(offset) + "," + std::to_string(end) + "]}";
     offset = end;
   }
   return "{" + text + "}";

@@ -2,7 +2,6 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "base/callback.h"
 #include "base/clock.h"
@@ -12,6 +11,7 @@
 #include "penstock/models.h"
 #include "services/models/check.h"
 #include "services/models/ending.h"
+#include "services/models/json_text.h"
 #include "services/models/open_store.h"
 #include "services/models/packed_writer.h"
 
@@ -61,7 +61,7 @@ class Saving {
   std::string checksums_json() const {
     std::string text;
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      text += (i == 0 ? "" : ",") + nlohmann::json(tensors_[i].name).dump() + ":\"" + sums_[i] + "\"";
+      text += (i == 0 ? "" : ",") + models::json_of(tensors_[i].name) + ":\"" + sums_[i] + "\"";
     }
     return "{" + text + "}";
   }
