@@ -54,7 +54,7 @@ void LiveText::show(const std::vector<std::string>& lines) {
   go_to_top();
   for (const std::string& line : lines) {
     if (shown_ + 1u >= size.ws_row) break;
-    std::fprintf(stream_, "%s\n", cut_to(line, size.ws_col).c_str());
+    std::fprintf(stream_, "%s\n", cut_to(printable(line), size.ws_col).c_str());
     ++shown_;
   }
   std::fflush(stream_);

@@ -57,12 +57,6 @@ void make_printable(std::string& text) {
   }
 }
 
-std::string printable(std::string_view text) {
-  std::string result(text);
-  make_printable(result);
-  return result;
-}
-
 bool starts_character(char byte) {
   return (static_cast<unsigned char>(byte) & 0xc0) != 0x80;
 }
@@ -181,6 +175,12 @@ std::string format_progress(std::uint64_t bytes, std::optional<std::uint64_t> to
     line += format(", %.0f s left", static_cast<double>(left) / bytes_per_second);
   }
   return line;
+}
+
+std::string printable(std::string_view text) {
+  std::string result(text);
+  make_printable(result);
+  return result;
 }
 
 std::string cut_to(std::string_view text, std::size_t columns) {

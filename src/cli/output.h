@@ -35,6 +35,8 @@ double rate(std::uint64_t bytes, double seconds);
 
 // "1.2 GB of 4.3 GB, 3.1 GB/s, 1 s left"
 std::string format_progress(std::uint64_t bytes, std::optional<std::uint64_t> total_bytes, double seconds);
+// Without characters that a terminal would obey: names may hold some, and texts of other users.
+std::string printable(std::string_view text);
 // So much of a text as fits into so many columns.
 std::string cut_to(std::string_view text, std::size_t columns);
 

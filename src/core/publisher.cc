@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <chrono>
+#include <random>
 #include <span>
 #include <system_error>
 
@@ -20,7 +21,7 @@ namespace penstock::core {
 namespace {
 
 constexpr auto interval = std::chrono::milliseconds(250);
-constexpr int most_of_a_process = 64;
+constexpr unsigned most_of_a_process = 64;
 
 std::string with_checksum(const std::string& text) {
   Checksum checksum;
@@ -95,8 +96,10 @@ Status Publisher::take_name(const std::string& name) {
                            std::to_string(::getpid()) + ".";
   const std::string unborn = "/proc/self/fd/" + std::to_string(file_.get());
   int failed = EEXIST;
-  for (int i = 0; failed == EEXIST && i < most_of_a_process; ++i) {
-    const std::string candidate = base + std::to_string(i);
+  std::random_device random;
+  for (unsigned i = 0; failed == EEXIST && i < 2 * most_of_a_process; ++i) {
+    // Any user can take the numbers of a process that is yet to come.
+    const std::string candidate = base + std::to_string(i < most_of_a_process ? i : random());
     failed = ::linkat(AT_FDCWD, unborn.c_str(), AT_FDCWD, candidate.c_str(), AT_SYMLINK_FOLLOW) == 0 ? 0 : errno;
     if (failed == 0) path_ = candidate;
   }

@@ -147,7 +147,7 @@ TEST_F(PublisherTest, what_others_forge_is_left_out) {
   good.routes.push_back({.engine = "posix", .route = Route::direct});
   Statistics twice = good;
   twice.routes.push_back(good.routes.front());
-  const std::string deep(1 << 19, '[');
+  const std::string deep(60'000, '[');
   const Forged fine(base + "0", text(good.to_json(), name_));
   const Forged nested(base + "1", text(deep, name_));
   const Forged closed(base + "2", text(deep + std::string(deep.size(), ']'), name_));
@@ -157,6 +157,51 @@ TEST_F(PublisherTest, what_others_forge_is_left_out) {
   ASSERT_TRUE(found.ok());
   ASSERT_EQ(found->size(), 1U);
   EXPECT_EQ(found->front().file, base + "0");
+}
+
+TEST_F(PublisherTest, what_would_fool_a_terminal_or_prometheus_is_left_out) {
+  if (::access(std::string(published_folder).c_str(), W_OK) != 0) GTEST_SKIP() << "there is no shared memory here";
+  const auto text = [&](const std::string& command, const std::string& engine, const std::string& more = "") {
+    Statistics statistics;
+    statistics.routes.push_back({.engine = engine, .route = Route::direct});
+    return R"({"name":")" + name_ + R"(","pid":1,"command":")" + command + R"(","statistics":)" + statistics.to_json() +
+           more + "}";
+  };
+  const std::string file = std::string(published_prefix) + name_ + ".1.";
+  const auto is_listed = [&](const std::string& of, const std::string& with) {
+    const Forged forged(of, with);
+    return !list_published(name_)->empty();
+  };
+  EXPECT_TRUE(is_listed(file + "0", text("x", "posix")));
+  // A title of the terminal's window, say.
+  EXPECT_FALSE(is_listed(file + "0", text("\\u001b]0;x\\u0007", "posix")));
+  EXPECT_FALSE(is_listed(file + "0", text("x", "\x1b[2J")));
+  EXPECT_FALSE(is_listed(file + "0", text("x", "po\"six")));
+  for (const std::string number : {"", "x", "0\n", "\xff", "0 ", "0.1"}) {
+    EXPECT_FALSE(is_listed(file + number, text("x", "posix"))) << number;
+  }
+  EXPECT_FALSE(is_listed(std::string(published_prefix) + name_ + ".2.0", text("x", "posix"))) << "of another process";
+  const std::string filler(200 << 10, ' ');
+  EXPECT_FALSE(is_listed(file + "0", text("x", "posix", filler))) << "more than statistics take";
+}
+
+TEST_F(PublisherTest, finds_a_name_where_others_have_taken_the_usual_ones) {
+  if (::access(std::string(published_folder).c_str(), W_OK) != 0) GTEST_SKIP() << "there is no shared memory here";
+  const std::string base = std::string(published_folder) + "/" + std::string(published_prefix) + name_ + "." +
+                           std::to_string(::getpid()) + ".";
+  for (int i = 0; i < 64; ++i) std::ofstream(base + std::to_string(i)) << "taken";
+  const std::string text = R"({"name":")" + name_ + R"(","pid":)" + std::to_string(::getpid()) +
+                           R"(,"command":"x","statistics":)" + Statistics{}.to_json() + "}";
+  const auto publisher = Publisher::create(name_, [&] { return text; });
+  EXPECT_TRUE(publisher.ok()) << publisher.error().message;
+  EXPECT_EQ(list_published(name_)->size(), 1U);
+  for (int i = 0; i < 64; ++i) ::unlink((base + std::to_string(i)).c_str());
+}
+
+TEST(Exposition, escapes_what_prometheus_wants_escaped) {
+  const Published published{.name = "a\nb\"c\\d", .pid = 1, .command = "x", .file = "f", .statistics = {}};
+  const std::string text = to_prometheus({&published, 1});
+  EXPECT_NE(text.find(R"(name="a\nb\"c\\d")"), std::string::npos) << text;
 }
 
 // Each of them was waited for on its own.

@@ -27,7 +27,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::size_t max_bytes = 1 << 20;
+constexpr std::size_t max_bytes = 128 << 10;       // many times what statistics take
 constexpr std::size_t max_files_of_a_user = 1024;  // so that one can't hide what others publish
 constexpr int tries = 20;
 constexpr std::size_t checksum_digits = 16;
@@ -75,6 +75,21 @@ bool has_routes_twice(const Statistics& statistics) {
       statistics.routes, [&](const RouteStatistics& route) { return seen.emplace(route.engine, route.route).second; });
 }
 
+bool is_number(std::string_view text) {
+  return !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
+}
+
+// Of the characters that a publisher writes, with which a terminal or a reader of the list can't be fooled.
+bool is_plain(std::string_view text) {
+  return std::ranges::all_of(text, [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; });
+}
+
+// Under the name that its content says: penstock.NAME.PID.N.
+bool has_own_name(const Published& published) {
+  const std::string begin = std::string(published_prefix) + published.name + "." + std::to_string(published.pid) + ".";
+  return published.file.starts_with(begin) && is_number(std::string_view(published.file).substr(begin.size()));
+}
+
 // Any user may put anything into the folder.
 std::optional<Published> parse(const std::string& text, const std::string& file) {
   // Printing what is nested takes stack for each level.
@@ -93,8 +108,11 @@ std::optional<Published> parse(const std::string& text, const std::string& file)
                       .command = json["command"].get<std::string>(),
                       .file = file,
                       .statistics = *statistics};
-  // Under the name that it says.
-  if (!file.starts_with(std::string(published_prefix) + published.name + ".")) return {};
+  const bool has_plain_routes = std::ranges::all_of(
+      published.statistics.routes, [](const RouteStatistics& route) { return is_plain(route.engine); });
+  if (!has_own_name(published) || !is_plain(published.file) || !is_plain(published.command) || !has_plain_routes) {
+    return {};
+  }
   return published;
 }
 
@@ -145,7 +163,10 @@ std::string escaped(std::string_view text) {
   std::string result;
   for (const char c : text) {
     if (c == '\\' || c == '"') result += '\\';
-    result += c == '\n' ? ' ' : c;
+    if (c == '\n')
+      result += "\\n";
+    else
+      result += c;
   }
   return result;
 }
