@@ -13,6 +13,7 @@
 #include <random>
 #include <utility>
 
+#include "services/tiers/folder.h"
 #include "services/tiers/names.h"
 
 namespace penstock::tiers {
@@ -213,6 +214,7 @@ Status check_trusted(const std::string& path) {
     return not_trusted("another user may exchange the catalog, since he may write to its folder " + parent,
                        "keep it in a folder of your own, or change its owner or mode (chown, chmod o-w)");
   }
+  if (Status above = check_above(path, 0); !above) return above;
   const bool is_shared = (file.st_mode & S_IWGRP) != 0 && !is_open;
   for (const char* ending : {"-wal", "-shm", "-journal", "-units"}) {
     const std::string beside = path + ending;

@@ -66,6 +66,17 @@ Status check_trusted(const struct stat& folder, const std::string& path, uid_t o
   return {};
 }
 
+// What is held, and that its path means it for good.
+Status check_trusted(const HeldFolder& root, uid_t owner) {
+  struct stat held = {};
+  struct stat named = {};
+  if (::fstat(root.get(), &held) != 0) return system_error(errno, "look at " + root.path());
+  if (Status trusted = check_trusted(held, root.path(), owner); !trusted) return trusted;
+  if (Status above = check_above(root.path(), owner); !above) return above;
+  if (::stat(root.path().c_str(), &named) == 0 && is_same_file(held, named)) return {};
+  return Error{Code::changed, 0, root.path() + " was replaced while it was looked at", "try again"};
+}
+
 Status check_trusted(const PathBeneath& folder, uid_t owner) {
   const UniqueFd fd = folder.open(O_PATH | O_DIRECTORY);
   struct stat status = {};
@@ -86,6 +97,23 @@ bool is_shortage(const Error& error) {
   return error.code == Code::out_of_memory || error.system_error == EMFILE || error.system_error == ENFILE;
 }
 
+Status check_above(const std::string& path, uid_t owner) {
+  if (::geteuid() != 0) return {};
+  std::error_code failed;
+  std::filesystem::path above = std::filesystem::weakly_canonical(path, failed);
+  if (failed) return system_error(failed.value(), "look at " + path);
+  while (above.has_relative_path()) {
+    above = above.parent_path();
+    struct stat folder = {};
+    if (::stat(above.c_str(), &folder) != 0) {
+      if (errno == ENOENT) continue;  // it is about to be made
+      return system_error(errno, "look at " + above.string());
+    }
+    if (Status trusted = check_trusted(folder, above.string(), owner); !trusted) return trusted;
+  }
+  return {};
+}
+
 Result<Marker> read_marker(const HeldFolder& root, uid_t owner) {
   constexpr std::size_t max_bytes = 4096;
   const PathBeneath marker_path = own(root, "tier.json");
@@ -93,9 +121,8 @@ Result<Marker> read_marker(const HeldFolder& root, uid_t owner) {
   const UniqueFd file = marker_path.open(O_RDONLY | O_NONBLOCK);
   const int failed = file ? 0 : errno;
   if (failed != 0 && failed != ELOOP && failed != ENOTDIR) return file_error(failed, "read " + path);
-  for (const PathBeneath& folder : {PathBeneath{&root, ""}, own(root, "")}) {
-    if (Status trusted = check_trusted(folder, owner); !trusted) return std::move(trusted).error();
-  }
+  if (Status trusted = check_trusted(root, owner); !trusted) return std::move(trusted).error();
+  if (Status trusted = check_trusted(own(root, ""), owner); !trusted) return std::move(trusted).error();
   if (failed != 0) return file_error(failed, "read " + path);
   std::string text(max_bytes, '\0');
   std::size_t length = 0;
@@ -120,7 +147,7 @@ bool is_lost_marker(const Error& error) {
 }
 
 Status write_marker(const HeldFolder& root, const Marker& marker, uid_t owner) {
-  if (Status trusted = check_trusted(PathBeneath{&root, ""}, owner); !trusted) return trusted;
+  if (Status trusted = check_trusted(root, owner); !trusted) return trusted;
   for (const char* name : {"", "coming", "going"}) {
     const PathBeneath folder = own(root, name);
     if (Status made = make_folder(folder, 0700); !made) return made;

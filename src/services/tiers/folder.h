@@ -8,7 +8,8 @@
 //   ROOT/.penstock/going/ID.RANDOM.kept   a version that was written while its unit moved
 //
 // Other users may own folders in ROOT, and change them at any time. ROOT and ROOT/.penstock belong to this user, to
-// root or to the owner of the catalog, and others may not write to them (docs/tiers.md#whom-tiers-trust).
+// root or to the owner of the catalog, and others may not write to them; as root, the same goes for all folders above
+// (docs/tiers.md#whom-tiers-trust).
 //
 // Thread safety: functions of the file system.
 #pragma once
@@ -67,6 +68,9 @@ Status remove_gone(const HeldFolder& root);
 bool is_anything_aside(const HeldFolder& root);
 // Whether versions of units are kept there that only a person can decide about.
 bool is_anything_kept(const HeldFolder& root);
+
+// As root: whether nobody but `owner` and root can exchange a folder above `path`, and so what that means.
+Status check_above(const std::string& path, uid_t owner);
 
 struct Room {
   std::uint64_t total_bytes = 0;

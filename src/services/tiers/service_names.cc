@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/open_hint.h"
 #include "base/out_of_memory.h"
+#include "services/tiers/fault_point.h"
 #include "services/tiers/folder.h"
 #include "services/tiers/names.h"
 #include "services/tiers/service.h"
@@ -217,8 +218,20 @@ Result<Location> Service::locate_to_change(const Found& found, const OpenOptions
   (*row)->identity.clear();
   (*row)->checksum.clear();
   if (Status updated = catalog_->update_unit(**row); !updated) return std::move(updated).error();
-  if (options.access != Access::replace) location.options.descriptor = fd.get();
-  location.held = std::make_shared<UniqueFd>(std::move(fd));
+  struct Held {
+    UniqueFd file;
+    UniqueFd folder;
+  };
+  auto held = std::make_shared<Held>(Held{std::move(fd), {}});
+  if (options.access == Access::replace) {
+    // Its path may lead elsewhere by now.
+    const PathBeneath path{&*folder, found.name};
+    held->folder = path.parent().open(O_PATH | O_DIRECTORY);
+    if (!held->folder) return file_error(errno, "open the folder " + path.parent().text());
+    fault_point("replacing");
+  }
+  location.options.descriptor = (options.access == Access::replace ? held->folder : held->file).get();
+  location.held = std::move(held);
   location.options.on_commit = [self = shared_from_this(), unit = found.place.unit, name = found.name, is_new,
                                 root = found.place.root, then = options.on_commit]() -> Status {
     if (is_new) {

@@ -12,6 +12,8 @@
 #include <thread>
 
 #include "base/unique_fd.h"
+#include "penstock/leftovers.h"
+#include "penstock/models.h"
 #include "penstock/tiers.h"
 #include "services/tiers/fault_point.h"
 #include "services/tiers/test_tiers.h"
@@ -87,8 +89,8 @@ class TiersHostile : public testing::TestWithParam<int> {
   Folders folders_;
 };
 
-INSTANTIATE_TEST_SUITE_P(, TiersHostile, testing::Values(0, ENOSYS, EPERM), [](const auto& info) {
-  return info.param == 0 ? "openat2" : info.param == ENOSYS ? "without_openat2" : "openat2_refused";
+INSTANTIATE_TEST_SUITE_P(, TiersHostile, testing::Values(0, ENOSYS, EPERM), [](const auto& test) {
+  return test.param == 0 ? "openat2" : test.param == ENOSYS ? "without_openat2" : "openat2_refused";
 });
 
 TEST_P(TiersHostile, a_folder_above_a_unit_that_becomes_a_link_gives_nothing_of_roots_away) {
@@ -290,6 +292,35 @@ TEST_P(TiersHostile, a_unit_below_a_link_is_neither_read_nor_written) {
   });
 }
 
+TEST_P(TiersHostile, a_file_that_replaces_one_in_a_directory_takes_its_name_where_it_was_found) {
+  run([&] {
+    Tiers tiers = folders_.create();
+    put_of_other("home/model/d/secret");
+    ASSERT_EQ(text_of(tiers.import("home/model")), "ok");
+    auto context = Context::create({.lanes = 1});
+    ASSERT_TRUE(context.ok() && tiers.serve(*context).ok());
+    const fs::path folder = folders_.path("nvme/home/model/d");
+    bool done = false;
+    const AtPoint hook("replacing", [&] {
+      done = as_other([&] {
+        return ::rename(folder.c_str(), (folder.string() + ".old").c_str()) == 0 &&
+               ::symlink(folders_.path("root").c_str(), folder.c_str()) == 0;
+      });
+    });
+    std::string bytes = bytes_of("new", 1, 100);
+    auto store = context->open("tier:home/model/d/secret", {.access = Access::replace, .size_bytes = bytes.size()});
+    EXPECT_TRUE(done);
+    if (store.ok()) {
+      EXPECT_TRUE(context->write(*store, 0, Region::host(bytes.data(), bytes.size())).ok());
+      static_cast<void>(store->commit());
+    }
+    expect_secret();
+    EXPECT_EQ(std::distance(fs::directory_iterator(folders_.path("root")), fs::directory_iterator()), 1);
+    ASSERT_TRUE(store.ok()) << text_of(store);
+    EXPECT_EQ(read_file(folder.string() + ".old/secret"), bytes);
+  });
+}
+
 // A folder that any user may write to, as /tmp is one.
 TEST_P(TiersHostile, what_another_user_has_made_of_a_tiers_own_folder_is_refused) {
   const std::string hdd = folders_.path("hdd");
@@ -342,6 +373,9 @@ TEST_P(TiersHostile, in_a_race_nothing_of_roots_is_given_away_changed_or_deleted
   const char* const wanted = std::getenv("PENSTOCK_TIER_RACES");
   const int rounds = wanted != nullptr ? std::atoi(wanted) : 10;
   for (const char* model : {"home/model", "home/x"}) put_of_other(std::string(model) + "/d/secret");
+  // What a writer of root's has left, that is, of another folder than those that are cleaned.
+  const fs::path leftover = folders_.path("root/.secret.0123456789abcdef.part");
+  write_file(leftover, "mine");
   fs::create_directories(folders_.path("hdd/home/x"));
   give(folders_.path("hdd/home/x"));
   const pid_t racer = ::fork();
@@ -366,6 +400,10 @@ TEST_P(TiersHostile, in_a_race_nothing_of_roots_is_given_away_changed_or_deleted
   }
   run([&] {
     Tiers tiers = folders_.create();
+    auto context = Context::create({.lanes = 1});
+    ASSERT_TRUE(context.ok() && tiers.serve(*context).ok());
+    std::string bytes = bytes_of("new", 1, 5000);
+    const Region memory = Region::host(bytes.data(), bytes.size());
     for (int round = 0; round < rounds && !HasFailure(); ++round) {
       for (const char* to : {"hdd", "nvme"}) {
         static_cast<void>(tiers.import("home/model"));
@@ -382,8 +420,23 @@ TEST_P(TiersHostile, in_a_race_nothing_of_roots_is_given_away_changed_or_deleted
       static_cast<void>(tiers.remove("home/x/d/secret"));
       static_cast<void>(tiers.add(folders_.path("nvme/home/model/d").string(), "home/added"));
       static_cast<void>(tiers.remove("home/added"));
+      for (const char* name : {"tier:home/model/d/secret", "tier:home/x/d/secret", "tier:home/x/new/secret"}) {
+        for (const Access access : {Access::write, Access::create, Access::replace}) {
+          auto store = context->open(name, {.access = access, .size_bytes = bytes.size()});
+          if (!store.ok()) continue;
+          static_cast<void>(context->write(*store, 0, memory));
+          static_cast<void>(store->commit());
+        }
+        const TensorToSave tensor{.name = "a", .shape = {bytes.size()}, .memory = memory};
+        static_cast<void>(save_safetensors(*context, name, {&tensor, 1}));
+      }
+      static_cast<void>(tiers.change_tier({.name = "hdd", .path = folders_.path("hdd"), .adopt = true}));
+      for (const char* tier : {"nvme", "hdd"}) {
+        static_cast<void>(remove_leftovers(folders_.path(tier), {.recursive = true}));
+      }
       expect_secret();
-      EXPECT_EQ(std::distance(fs::directory_iterator(folders_.path("root")), fs::directory_iterator()), 1);
+      EXPECT_EQ(read_file(leftover), "mine");
+      EXPECT_EQ(std::distance(fs::directory_iterator(folders_.path("root")), fs::directory_iterator()), 2);
     }
   });
   ::kill(racer, SIGKILL);

@@ -200,6 +200,34 @@ TEST_F(TiersTrust, a_catalog_that_another_user_decides_about_is_refused) {
   EXPECT_EQ(text_of(open()), "ok");
 }
 
+// He could rename what is in his folder, and put something else there.
+TEST_F(TiersTrust, root_uses_nothing_in_a_folder_of_another_user) {
+  tiers_ = {};
+  const std::string his = folders_.path("his");
+  for (const char* name : {"his/state", "his/tier"}) fs::create_directories(folders_.path(name));
+  const auto create = [&](const std::string& catalog, const std::string& tier) {
+    const NewTier one{.name = "one", .path = folders_.path(tier), .capacity_bytes = 1 << 20};
+    return Tiers::create({&one, 1}, {}, {.catalog = folders_.path(catalog)});
+  };
+  for (const bool is_open_to_all : {false, true}) {
+    const uid_t owner = is_open_to_all ? 0 : other_user;
+    ASSERT_EQ(::chown(his.c_str(), owner, owner), 0);
+    fs::permissions(his, fs::perms(is_open_to_all ? 0777 : 0755));
+    for (const Result<Tiers>& refused : {create("his/state/a.db", "ssd"), create("a.db", "his/tier")}) {
+      ASSERT_FALSE(refused.ok());
+      EXPECT_EQ(refused.error().code, Code::permission_denied) << text_of(refused);
+      EXPECT_NE(refused.error().message.find(his), std::string::npos) << text_of(refused);
+      EXPECT_NE(refused.error().hint, "");
+    }
+  }
+  fs::permissions(his, fs::perms(01777));
+  ASSERT_TRUE(create("his/state/a.db", "his/tier").ok()) << "as in /tmp";
+  const auto reopen = [&] { return Tiers::open({.catalog = folders_.path("his/state/a.db")}); };
+  ASSERT_TRUE(reopen().ok());
+  ASSERT_EQ(::chown(his.c_str(), other_user, other_user), 0);
+  EXPECT_EQ(reopen().error().code, Code::permission_denied);
+}
+
 TEST_F(TiersTrust, a_user_who_may_only_read_holds_no_lock_that_moves_wait_for) {
   put("nvme", "a", 1000);
   EXPECT_EQ(facts_of(folders_.catalog()).st_mode & 0777, 0600U);
