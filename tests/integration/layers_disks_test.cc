@@ -119,5 +119,42 @@ TEST_F(LayersOnDisks,
   expect_all(opened);
 }
 
+// A read that was abandoned may still land in its slot.
+TEST_F(LayersOnDisks, the_slot_of_a_load_that_was_abandoned_is_not_used_again) {
+  engine::Table engines;
+  engines.push_back(std::make_unique<GatedEngine>(std::vector{first_, second_}));
+  const Options options{.lanes = 2, .deadlines = {.stall_seconds = 1, .cancel_grace_seconds = 0.05}};
+  Context context = ContextBuilder::build(std::move(engines), options).value();
+  std::vector<TensorGroup> groups = layer_groups(model_.model()).value();
+  groups.resize(layer_count);
+  Layers layers = Layers::open(context, model_.model(), groups,
+                               {.domain = Domain::host(), .budget_bytes = 9 * mib, .deadline_seconds = 2})
+                      .value();
+  ASSERT_EQ(layers.report().slots.size(), 1U);
+  ASSERT_EQ(layers.report().slots[0].slots, 2U);
+  const auto is_right = [&](std::size_t group, std::span<const Region> tensors) {
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const std::span<const std::byte> bytes(tensors[i].data, tensors[i].size_bytes);
+      EXPECT_TRUE(model_.holds(bytes, layers.groups()[group].tensors[i])) << group;
+    }
+  };
+  first_->hang();
+  Code code = Code::timed_out;
+  for (int i = 0; i < 10 && code == Code::timed_out; ++i) code = layers.acquire(0).error().code;
+  EXPECT_EQ(code, Code::abandoned);
+  ASSERT_EQ(layers.report().slots[0].lost, 1U);
+  const auto held = layers.acquire(1);
+  ASSERT_TRUE(held.ok()) << held.error().message;
+  const auto refused = layers.acquire(3);
+  ASSERT_FALSE(refused.ok()) << "the only slot that may be used is held";
+  EXPECT_EQ(refused.error().code, Code::timed_out);
+  ASSERT_TRUE(layers.release(1).ok());
+  const auto next = layers.acquire(3);
+  ASSERT_TRUE(next.ok()) << next.error().message;
+  first_->open();
+  EXPECT_TRUE(eventually([&] { return context.statistics().quarantined_bytes == 0; }));
+  is_right(3, *next);
+}
+
 }  // namespace
 }  // namespace penstock::test
