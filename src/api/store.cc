@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/callback.h"
+#include "base/clock.h"
 #include "base/out_of_memory.h"
 #include "core/store_entry.h"
 
@@ -94,7 +95,11 @@ Status Store::commit(bool durable) {
                    "repeat what failed, or abort: the old file stays"};
     }
     if (entry_->store().writer() != nullptr) {
+      const TimePoint begun = Clock::now();
       Status committed = entry_->ask([durable](engine::Store& store) { return store.writer()->commit(durable); });
+      const TimePoint now = Clock::now();
+      if (durable && committed) entry_->cached_file().note_sync(now - begun, now);
+      entry_->let_go_of_replaced();
       const bool has_name = committed.ok() || committed.error().code == Code::not_durable;
       if (replacing != nullptr && has_name) replacing->finish(core::Replacing::State::committed);
       const auto& on_commit = entry_->options().on_commit;

@@ -1,9 +1,12 @@
 #include "core/caching.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <new>
 #include <utility>
 
+#include "base/file_number.h"
 #include "base/out_of_memory.h"
 
 namespace penstock::core {
@@ -13,6 +16,8 @@ namespace {
 constexpr Duration asked_again_after = std::chrono::milliseconds(100);
 // A file that was not read for so long makes way for others.
 constexpr Duration kept_for = std::chrono::minutes(10);
+// To look for each file that was kept takes a system call.
+constexpr Duration looked_for_again_after = std::chrono::seconds(1);
 
 // What a first read may cost, that the next ones are quick: past the page cache it would take 1.
 constexpr double most_cost = 1.25;
@@ -60,9 +65,15 @@ bool DiskRates::is_faster_past() const {
 }
 
 Stays DiskRates::next(std::uint64_t bytes) {
-  const std::uint64_t at = planned_.fetch_add(bytes, std::memory_order_relaxed) % believed_bytes;
-  if (at < first_bytes) return Stays::file;
-  if (at < first_bytes + try_bytes) return Stays::later;
+  const std::uint64_t at = planned_.fetch_add(bytes, std::memory_order_relaxed);
+  if (at % believed_bytes < first_bytes) return Stays::file;
+  // One try for each time that rates are believed: of many short operations, or of a single long one.
+  const std::uint64_t try_end = (at / believed_bytes + 1) * try_bytes;
+  std::uint64_t tried = tried_.load(std::memory_order_relaxed);
+  while (tried < try_end) {
+    const std::uint64_t fresh = std::max(tried, try_end - try_bytes) + std::min(bytes, try_bytes);
+    if (tried_.compare_exchange_weak(tried, fresh, std::memory_order_relaxed)) return Stays::later;
+  }
   return is_faster_past() ? Stays::too_slow : Stays::file;
 }
 
@@ -72,12 +83,25 @@ void DiskRates::note(engine::Path path, std::uint64_t bytes, Duration latency, T
   way.meter.add(bytes, static_cast<std::uint64_t>(std::chrono::nanoseconds(latency).count()), now);
 }
 
+void CachedFile::note(Direction direction, engine::Path path, std::uint64_t bytes, Duration latency, TimePoint now) {
+  rates_of(direction).note(path, bytes, latency, now);
+  if (direction == Direction::read) return;
+  (path == engine::Path::direct ? past_ : through_).fetch_add(bytes, std::memory_order_relaxed);
+}
+
+void CachedFile::note_sync(Duration latency, TimePoint now) {
+  const std::uint64_t past = past_.exchange(0, std::memory_order_relaxed);
+  const std::uint64_t through = through_.exchange(0, std::memory_order_relaxed);
+  if (past == 0 && through == 0) return;
+  rates_of(Direction::write).note(past > through ? engine::Path::direct : engine::Path::buffered, 0, latency, now);
+}
+
 Caching::Caching(std::uint64_t limit_bytes, std::function<PageMemory()> ask)
     : limit_bytes_(limit_bytes), ask_(std::move(ask)), limit_(limit_bytes) {}
 
-std::shared_ptr<DiskRates> Caching::rates_of(const std::string& device) {
+std::shared_ptr<DiskRates> Caching::rates_of(const std::string& device, Direction direction) {
   const std::lock_guard lock(mutex_);
-  auto& known = rates_[device];
+  auto& known = rates_[{device, direction}];
   if (!known) known = std::make_shared<DiskRates>();
   return known;
 }
@@ -106,6 +130,7 @@ bool Caching::fits_now(const CachedFile& file, std::uint64_t size_bytes, TimePoi
   };
   const auto is_too_much = [&] { return size_bytes > most || others() > most - size_bytes; };
   if (is_too_much() && size_bytes <= most) forget_old(now);
+  if (is_too_much() && size_bytes <= most) forget_gone(now);
   if (is_too_much()) return false;
   // A limit that was chosen is taken at its word.
   const bool may_lack_room = limit_bytes_ == 0 && size_bytes > room.idle_bytes;
@@ -116,7 +141,7 @@ bool Caching::fits_now(const CachedFile& file, std::uint64_t size_bytes, TimePoi
   }
   Kept& kept = kept_[file.number];
   kept_bytes_ += size_bytes - kept.size_bytes;
-  kept = {size_bytes, now};
+  kept = {size_bytes, now, file.local_path};
   return true;
 }
 
@@ -128,11 +153,27 @@ PageMemory Caching::memory(TimePoint now) {
   return memory_;
 }
 
-void Caching::forget_old(TimePoint now) {
+template <typename Is>
+void Caching::forget_if(Is is) {
   std::erase_if(kept_, [&](const auto& one) {
-    if (now - one.second.last < kept_for) return false;
+    if (!is(one.first, one.second)) return false;
     kept_bytes_ -= one.second.size_bytes;
     return true;
+  });
+}
+
+void Caching::forget_old(TimePoint now) {
+  forget_if([&](std::uint64_t, const Kept& kept) { return now - kept.last >= kept_for; });
+}
+
+// Files that were removed or replaced take no memory any more.
+void Caching::forget_gone(TimePoint now) {
+  if (looked_for_gone_ != TimePoint() && now - looked_for_gone_ < looked_for_again_after) return;
+  looked_for_gone_ = now;
+  forget_if([](std::uint64_t number, const Kept& kept) {
+    struct stat status = {};
+    if (kept.local_path.empty()) return false;
+    return ::stat(kept.local_path.c_str(), &status) != 0 || file_number(status) != number;
   });
 }
 

@@ -1,9 +1,10 @@
-// Caching: what of the files that are read stays in the page cache (Cache::automatic): what is likely to be read again.
+// Caching: what of the files that are read and written stays in the page cache (Cache::automatic): what is likely to be
+// read again.
 //
 // A file that fits stays. It fits if it and the other files that were kept lately take no more than the limit, and if
 // what is missing of it fits in memory that is free or holds idle pages. Of other files, a block stays that is read a
 // second time before the limit was read past the page cache: it would still be there. Where a disk is much faster past
-// the page cache than through it, cold files are read past it.
+// the page cache than through it, cold files are read, and files are written, past it.
 //
 // Thread safety: any thread. Lifetime: that of its Environment, but for what stores share with it.
 #pragma once
@@ -25,7 +26,7 @@
 
 namespace penstock::core {
 
-// How fast cold bytes of a disk come in long operations: through the page cache, and past it.
+// How fast a disk reads cold bytes, or writes, in long operations: through the page cache, and past it.
 class DiskRates {
  public:
   // Chosen so that little is read the slower way: what is short is read through the page cache, and long reads try the
@@ -38,6 +39,7 @@ class DiskRates {
 
   // For the next bytes of a file that should stay in the page cache.
   Stays next(std::uint64_t bytes);
+  // A sync of what was written has no bytes, and counts as time of its path.
   void note(engine::Path path, std::uint64_t bytes, Duration latency, TimePoint now);
 
  private:
@@ -50,16 +52,30 @@ class DiskRates {
   bool is_faster_past() const;
 
   std::atomic<std::uint64_t> planned_{0};
+  std::atomic<std::uint64_t> tried_{0};  // try_bytes at the most each time that rates are believed
   Way through_;
   Way past_;
 };
 
 // What an open file has of this.
-struct CachedFile {
-  std::uint64_t number = 0;          // of the file as it was when it was opened; 0: it is no file of this machine
-  std::shared_ptr<DiskRates> rates;  // shared by the files of a disk
-  std::atomic<Duration::rep> believed_until{0};  // since the epoch of the clock; what follows
+class CachedFile {
+ public:
+  std::uint64_t number = 0;  // of the file, whatever it contains; 0: it has no page cache, or is always in memory
+  std::string local_path;    // empty: unknown, or a server would have to be asked about it
+  std::array<std::shared_ptr<DiskRates>, 2> rates;  // by direction; shared by the files of a disk
+  std::atomic<Duration::rep> believed_until{0};     // since the epoch of the clock; what follows
   std::atomic<bool> fits{false};
+
+  DiskRates& rates_of(Direction direction) const { return *rates[static_cast<std::size_t>(direction)]; }
+  // A long operation has moved bytes.
+  void note(Direction direction, engine::Path path, std::uint64_t bytes, Duration latency, TimePoint now);
+  // What was written has been synced.
+  void note_sync(Duration latency, TimePoint now);
+
+ private:
+  // By way: bytes that long operations have written since the last sync.
+  std::atomic<std::uint64_t> through_{0};
+  std::atomic<std::uint64_t> past_{0};
 };
 
 class Caching {
@@ -67,7 +83,7 @@ class Caching {
   // `limit_bytes`: 0: half of the memory that is available.
   explicit Caching(std::uint64_t limit_bytes, std::function<PageMemory()> ask = PageMemoryReader());
 
-  std::shared_ptr<DiskRates> rates_of(const std::string& device);
+  std::shared_ptr<DiskRates> rates_of(const std::string& device, Direction direction);
   // Whether all of it stays. `resident_bytes`: what of it is in the page cache, if it has to be known.
   bool fits(CachedFile& file, std::uint64_t size_bytes, TimePoint now,
             const std::function<std::uint64_t()>& resident_bytes) {
@@ -84,6 +100,7 @@ class Caching {
   struct Kept {
     std::uint64_t size_bytes = 0;
     TimePoint last;
+    std::string local_path;
   };
   static constexpr std::size_t slots = 1 << 18;
   static constexpr std::size_t files_most = 1 << 14;
@@ -94,6 +111,9 @@ class Caching {
   bool fits_now(const CachedFile& file, std::uint64_t size_bytes, TimePoint now,
                 const std::function<std::uint64_t()>& resident_bytes);
   void forget_old(TimePoint now);
+  void forget_gone(TimePoint now);
+  template <typename Is>
+  void forget_if(Is is);
   std::uint64_t limit() const { return limit_.load(std::memory_order_relaxed); }
 
   const std::uint64_t limit_bytes_;
@@ -109,7 +129,8 @@ class Caching {
   TimePoint asked_;
   std::map<std::uint64_t, Kept> kept_;  // by file
   std::uint64_t kept_bytes_ = 0;
-  std::map<std::string, std::shared_ptr<DiskRates>> rates_;  // by device
+  TimePoint looked_for_gone_;
+  std::map<std::pair<std::string, Direction>, std::shared_ptr<DiskRates>> rates_;  // by device
 };
 
 }  // namespace penstock::core

@@ -1,9 +1,15 @@
 #include "core/caching.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <array>
+#include <cstdio>
+#include <fstream>
 #include <thread>
+
+#include "base/file_number.h"
 
 namespace penstock::core {
 namespace {
@@ -60,6 +66,27 @@ TEST_F(CachingTest, keeps_files_up_to_the_limit_together_until_they_are_not_read
 TEST_F(CachingTest, knows_a_file_that_is_opened_again) {
   Caching caching = this->caching();
   for (int i = 0; i < 10; ++i) EXPECT_TRUE(fits(caching, *file(1), 40 * mega));
+}
+
+TEST_F(CachingTest, forgets_files_that_were_removed_or_replaced) {
+  Caching caching = this->caching();
+  const std::string path = testing::TempDir() + "caching_test_" + std::to_string(::getpid());
+  const auto make = [&] {
+    std::ofstream(path) << "x";
+    struct stat status = {};
+    EXPECT_EQ(::stat(path.c_str(), &status), 0);
+    auto made = file(file_number(status));
+    made->local_path = path;
+    return made;
+  };
+  const auto first = make();
+  EXPECT_TRUE(fits(caching, *first, 40 * mega));
+  EXPECT_FALSE(fits(caching, *file(1), 20 * mega));
+  std::remove(path.c_str());
+  EXPECT_FALSE(fits(caching, *file(1), 20 * mega)) << "nobody looks again so soon";
+  clock_.turn_by(std::chrono::seconds(2));
+  EXPECT_TRUE(fits(caching, *file(1), 20 * mega));
+  std::remove(path.c_str());
 }
 
 TEST_F(CachingTest, drives_out_no_pages_that_are_in_use) {
@@ -167,6 +194,49 @@ TEST(DiskRates, are_compared_after_a_while_and_the_better_way_is_taken) {
       rates.note(past ? engine::Path::direct : engine::Path::buffered, mega, took, now);
     }
     EXPECT_EQ(tried, DiskRates::try_bytes);
+  }
+}
+
+TEST(DiskRates, are_compared_by_long_requests_too) {
+  DiskRates rates;
+  constexpr std::uint64_t request = DiskRates::believed_bytes / 4;
+  TimePoint now = Clock::now();
+  const auto next = [&] {
+    const Stays way = rates.next(request);
+    const bool past = way == Stays::later || way == Stays::too_slow;
+    now += std::chrono::seconds(past ? 1 : 2);
+    rates.note(past ? engine::Path::direct : engine::Path::buffered, request, std::chrono::seconds(past ? 1 : 2), now);
+    return way;
+  };
+  for (int times = 0; times < 3; ++times) {
+    EXPECT_EQ(next(), Stays::file);
+    EXPECT_EQ(next(), Stays::later);
+    EXPECT_EQ(next(), Stays::too_slow);
+    EXPECT_EQ(next(), Stays::too_slow);
+  }
+}
+
+TEST(CachedFile, counts_a_sync_as_time_of_the_path_that_most_bytes_went) {
+  for (const engine::Path path : {engine::Path::direct, engine::Path::buffered}) {
+    CachedFile file;
+    file.rates = {std::make_shared<DiskRates>(), std::make_shared<DiskRates>()};
+    DiskRates& rates = file.rates_of(Direction::write);
+    TimePoint now = Clock::now();
+    const auto write = [&](engine::Path by) {
+      now += std::chrono::milliseconds(10);
+      file.note(Direction::write, by, DiskRates::try_bytes, std::chrono::milliseconds(10), now);
+    };
+    write(engine::Path::buffered);
+    write(engine::Path::direct);
+    write(path);
+    now += std::chrono::milliseconds(100);
+    file.note_sync(std::chrono::milliseconds(100), now);
+    now += std::chrono::milliseconds(100);
+    file.note_sync(std::chrono::milliseconds(100), now);  // of nothing
+    rates.next(DiskRates::first_bytes);
+    rates.next(DiskRates::try_bytes);
+    const Stays expected = path == engine::Path::buffered ? Stays::too_slow : Stays::file;
+    EXPECT_EQ(rates.next(mega), expected);
   }
 }
 

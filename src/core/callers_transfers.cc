@@ -171,22 +171,64 @@ bool CallersTransfers::is_aligned(const Transfer& transfer, Direction direction)
 bool CallersTransfers::write(Transfer& transfer, bool durable, Report& report) {
   StoreEntry& entry = transfer.entry;
   engine::Writer* const writer = entry.store().writer();
-  const bool is_served = entry.info().kind == StoreKind::file && writer != nullptr && entry.replacing() == nullptr &&
-                         entry.direct() && transfer.cache != Cache::keep;
+  Replacing* const replacing = entry.replacing();
+  const bool is_served = entry.info().kind == StoreKind::file && writer != nullptr &&
+                         (replacing == nullptr || replacing->state() != Replacing::State::aborted);
   if (!is_served) return false;
-  // Part of one block is an end of a write, and nothing else is.
-  const std::uint64_t block = entry.alignment(Direction::write);
-  const bool is_edge = transfer.offset() % block + transfer.length() <= block && transfer.length() != block &&
-                       writer->edges() == engine::Writer::Edges::buffered;
-  if (!is_edge && !is_aligned(transfer, Direction::write)) return false;
-  const Route route = is_edge ? Route::buffered : Route::direct;
+  const auto plan = plan_write(transfer);
+  if (!plan || plan->fill_after) return false;
+  Path path = plan->path;
+  transfer.reason = plan->reason;
+  if (path == Path::direct) {
+    // Part of one block is an end of a write, and nothing else is.
+    const std::uint64_t block = entry.alignment(Direction::write);
+    const bool is_edge = transfer.offset() % block + transfer.length() <= block && transfer.length() != block &&
+                         writer->edges() == engine::Writer::Edges::buffered;
+    if (!is_edge && !is_aligned(transfer, Direction::write)) return false;
+    if (is_edge) path = Path::buffered;
+    if (is_edge) transfer.reason = Reason::edge;
+  }
+  const Route route = engine::route_of(path);
   if (!may_go(route)) return false;
   if (durable && !writer->sync_name()) return false;
-  transfer.reason = is_edge ? Reason::edge : Reason::write_through;
-  if (!run_op(transfer, OpKind::write, is_edge ? Path::buffered : Path::direct)) return false;
-  if (durable && !run_op(transfer, OpKind::flush, Path::buffered)) return false;
+  if (!run_op(transfer, OpKind::write, path)) return false;
+  note_write(transfer, path);
+  if (durable && !flush(transfer)) return false;
+  if (replacing != nullptr) replacing->written(transfer.offset(), transfer.offset() + transfer.length());
   report.routes[index_of(route)] = transfer.length();
   tell(transfer, route, report);
+  return true;
+}
+
+std::optional<WindowPlan> CallersTransfers::plan_write(const Transfer& transfer) const {
+  StoreEntry& entry = transfer.entry;
+  WindowFacts facts{.direction = Direction::write,
+                    .locality = entry.info().locality,
+                    .direct = entry.direct(),
+                    .page_cache = true,
+                    .cache = transfer.cache,
+                    .allowed = allowed_};
+  const bool stays =
+      facts.direct && facts.cache == Cache::automatic && entry.fits_page_cache(environment_, transfer.begun);
+  if (stays) {
+    facts.stays = transfer.length() < DiskRates::noted_from_bytes
+                      ? Stays::file
+                      : entry.cached_file().rates_of(Direction::write).next(transfer.length());
+  }
+  return plan_window(facts);
+}
+
+void CallersTransfers::note_write(const Transfer& transfer, Path path) {
+  if (transfer.length() < DiskRates::noted_from_bytes || transfer.entry.cached_file().number == 0) return;
+  const TimePoint now = Clock::now();
+  transfer.entry.cached_file().note(Direction::write, path, transfer.length(), now - transfer.begun, now);
+}
+
+bool CallersTransfers::flush(const Transfer& transfer) const {
+  const TimePoint begun = Clock::now();
+  if (!run_op(transfer, OpKind::flush, Path::buffered)) return false;
+  const TimePoint now = Clock::now();
+  transfer.entry.cached_file().note_sync(now - begun, now);
   return true;
 }
 

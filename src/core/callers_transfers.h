@@ -1,5 +1,5 @@
 // CallersTransfers: transfers of one range that their callers make themselves, in one or two system calls and without a
-// Request: cached bytes, and what is short and needs neither staging nor a stage.
+// Request: cached bytes, writes through the page cache, and what is short and needs neither staging nor a stage.
 //
 // What must be able to end early, or is told to somebody else, is not among them. Nothing fails here: what does not
 // come out whole is left to a Request, which does all of it again and says what is wrong.
@@ -9,8 +9,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 
 #include "core/environment.h"
+#include "core/planner.h"
 #include "penstock/request.h"
 
 namespace penstock::core {
@@ -43,6 +45,9 @@ class CallersTransfers {
   bool read_cached(Transfer& transfer, Report& report);
   bool read_past_cache(Transfer& transfer, Report& report);
   bool write(Transfer& transfer, bool durable, Report& report);
+  std::optional<WindowPlan> plan_write(const Transfer& transfer) const;
+  static void note_write(const Transfer& transfer, engine::Path path);
+  bool flush(const Transfer& transfer) const;
   bool leaves_processors(std::uint64_t bytes) const;
   static bool is_aligned(const Transfer& transfer, Direction direction);
   // Of the bytes from `done` on; true if all moved.

@@ -53,7 +53,8 @@ bool may_buffer(const Piece& piece) {
 
 // Between the page cache and the way past it, for their speed.
 bool is_of_a_choice(Reason reason) {
-  return reason == Reason::file_fits || reason == Reason::tried_past || reason == Reason::faster_past;
+  return reason == Reason::file_fits || reason == Reason::tried_past || reason == Reason::faster_past ||
+         reason == Reason::write_fits || reason == Reason::write_faster_past;
 }
 
 bool is_whole_block(const Piece& piece) {
@@ -238,8 +239,10 @@ Part* Carrier::on_done(std::size_t engine, const Done& done, TimePoint now) {
     piece.flow->note(bytes, latency, now);
   }
   if (bytes >= DiskRates::noted_from_bytes && is_of_a_choice(piece.reason)) {
-    piece.entry->cached_file().rates->note(piece.op.path, bytes, latency, now);
+    const Direction direction = piece.op.kind == OpKind::read ? Direction::read : Direction::write;
+    piece.entry->cached_file().note(direction, piece.op.path, bytes, latency, now);
   }
+  if (piece.phase == Phase::flush && done.code == Code::ok) piece.entry->cached_file().note_sync(latency, now);
   if (done.loan != nullptr) take_loan(piece, done);
   if (piece.orphan) {
     on_orphan_home(index);

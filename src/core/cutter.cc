@@ -135,9 +135,12 @@ Stays Cutter::stays(const Part& part) const {
   const Unit& unit = part.unit;
   const StoreUse& use = part.hold->stores[part.hold->spans[unit.first].store];
   if (!use.stays_cached || unit.residency == Residency::all) return Stays::no;
-  const bool is_long = unit.count == 1 && unit.length >= DiskRates::noted_from_bytes;
-  return is_long && unit.residency == Residency::none && use.entry->direct()
-             ? use.entry->cached_file().rates->next(unit.length)
+  const Direction direction = part.hold->direction;
+  const bool is_long = unit.count == 1 && unit.length >= DiskRates::noted_from_bytes && use.entry->direct();
+  const bool is_in_place = direction == Direction::write && use.entry->replacing() == nullptr;
+  if (is_in_place || !is_long) return is_in_place ? use.written : Stays::file;
+  return direction == Direction::write || unit.residency == Residency::none
+             ? use.entry->cached_file().rates_of(direction).next(unit.length)
              : Stays::file;
 }
 
@@ -158,6 +161,7 @@ void Cutter::plan_window(Part& part, Residency residency, Window window, bool ar
                     .allowed = part.hold->allowed,
                     .residency = residency,
                     .stays = part.stays,
+                    .kind = info.kind,
                     .out_of_reach = span.is_out_of_reach || part.hold->is_inner()};
   const bool is_again = part.hold->reads_again_are_cached(span) && residency != Residency::all &&
                         environment_.caching.was_read(entry.cached_file(), window.offset, window.length);
@@ -168,7 +172,11 @@ void Cutter::plan_window(Part& part, Residency residency, Window window, bool ar
   }
   const auto plan = core::plan_window(facts);
   part.no_route = !plan;
-  if (plan) part.plan = *plan;
+  if (!plan) return;
+  part.plan = *plan;
+  // A long write that is tried past the page cache would take too long to read again.
+  const bool is_written_in_place = part.hold->direction == Direction::write && entry.replacing() == nullptr;
+  if (is_written_in_place && part.hold->total_bytes > DiskRates::try_bytes) part.plan.fill_after = false;
 }
 
 Cut Cutter::cut_next(Part& part, const StoreEntry& entry, const Span& span, const Rest& rest) const {

@@ -50,7 +50,7 @@ class Probes {
   const std::unique_ptr<Known[]> known_;  // by engine
 };
 
-struct Environment {
+struct Environment : std::enable_shared_from_this<Environment> {
   Environment(std::shared_ptr<const engine::Table> table, const Options& chosen, const Machine& detected,
               std::shared_ptr<memory::Given> staging = nullptr);
 

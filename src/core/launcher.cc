@@ -17,6 +17,9 @@ namespace {
 // Of a slot: copying less takes no time worth mentioning.
 constexpr std::uint64_t slot_worth_bytes = 128 << 10;
 
+// Of what is written through the page cache and then synced: less is written back in a moment.
+constexpr std::uint64_t writeback_worth_bytes = 32 << 20;
+
 // Of what a transform makes in staging memory: a page.
 constexpr std::uint64_t made_alignment = 4096;
 
@@ -311,7 +314,9 @@ std::uint32_t Launcher::take(Part& part, StoreEntry& entry, const Cut& cut, cons
               .path = part.plan.path,
               .store = &entry.store(),
               .memory = piece.user,
-              .attached = span.attached};
+              .attached = span.attached,
+              .starts_writeback =
+                  part.plan.path == Path::buffered && request.durable && request.total_bytes >= writeback_worth_bytes};
   if (part.plan.drop_after || part.plan.fill_after) {
     part.do_or_stop([&] { part.afterwards.push_back({span.store, part.plan.fill_after, piece.offset, piece.length}); });
   }

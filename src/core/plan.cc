@@ -40,6 +40,7 @@ Result<Plan> plan_of(const Environment& environment, StoreEntry& entry, Directio
                     .page_cache = entry.from_host() && entry.info().page_cache,
                     .cache = options.cache,
                     .allowed = route_set(options.allowed_routes),
+                    .kind = entry.info().kind,
                     .out_of_reach = to_gpu || entry.host_reach() == engine::HostReach::own};
   if (to_gpu) {
     const auto driver = cuda::Driver::get();
@@ -57,12 +58,12 @@ Result<Plan> plan_of(const Environment& environment, StoreEntry& entry, Directio
     plan.routes.push_back({"all", route, std::string(reason_text(Reason::made))});
     return plan;
   }
+  const bool stays = options.cache == Cache::automatic && entry.fits_page_cache(environment, Clock::now());
+  if (stays) facts.stays = Stays::file;
   if (wants_residency(facts)) {
     facts.residency = Residency::all;
     plan.routes.push_back(planned("in the page cache", facts));
     facts.residency = Residency::none;
-    const bool stays = options.cache == Cache::automatic && entry.fits_page_cache(environment, Clock::now());
-    if (stays) facts.stays = Stays::file;
     plan.routes.push_back(planned("not in the page cache", facts));
   } else {
     plan.routes.push_back(planned("all", facts));

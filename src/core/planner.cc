@@ -104,8 +104,11 @@ std::string_view reason_text(Reason reason) {
       "made by a function",
       "not in the page cache, so read through it: the file fits, and stays there",
       "read a second time, so through the page cache, where it stays",
-      "read past the page cache to compare the speed, and brought there afterwards",
+      "past the page cache, to compare the speed",
       "not in the page cache, so read past it: this disk is much faster so",
+      "written through the page cache: the file fits, and stays there",
+      "written past the page cache: the file does not fit there",
+      "written past the page cache: this disk is much faster so",
   };
   return texts[static_cast<std::size_t>(reason)];
 }
@@ -121,8 +124,21 @@ namespace {
 WindowPlan preferred_write(const WindowFacts& facts) {
   if (!facts.direct)
     return {Path::buffered, facts.locality == Locality::memory ? Reason::in_memory : Reason::no_direct};
-  if (facts.cache == Cache::keep && facts.page_cache) return {Path::buffered, Reason::keep_asked};
-  return {Path::direct, Reason::write_through};
+  if (!facts.page_cache) return {Path::direct, Reason::write_through};
+  if (facts.cache == Cache::keep) return {Path::buffered, Reason::keep_asked};
+  if (facts.cache == Cache::bypass) return {Path::direct, Reason::bypass_asked};
+  switch (facts.stays) {
+    case Stays::file:
+      return {Path::buffered, Reason::write_fits};
+    case Stays::later:
+      return {Path::direct, Reason::tried_past, false, true};
+    case Stays::too_slow:
+      return {Path::direct, Reason::write_faster_past};
+    case Stays::no:
+    case Stays::again:
+      break;
+  }
+  return {Path::direct, facts.kind == StoreKind::file ? Reason::write_past : Reason::write_through};
 }
 
 WindowPlan preferred_read(const WindowFacts& facts) {

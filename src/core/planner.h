@@ -53,7 +53,7 @@ enum class Reason : std::uint8_t {
   no_direct,          // the store can't be reached past the cache
   remote,             // a network or FUSE mount: deep buffered reads
   residency_unknown,  // the kernel won't tell; a few pages, or the time of a few reads, decided
-  write_through,      // writes go straight to the device
+  write_through,      // writes of block devices go straight to the device
   edge,               // ends of a write that fill no whole block
   refused,            // the kernel refused a direct transfer that should have worked
   not_allowed,        // the better route is not among the allowed ones
@@ -65,10 +65,13 @@ enum class Reason : std::uint8_t {
   made,               // there is no other way
   file_fits,          // through the page cache, where it stays
   read_again,         // the same, of a file that does not fit
-  tried_past,         // past the cache to see how fast that is, and brought there afterwards
+  tried_past,         // past the cache to see how fast that is
   faster_past,        // it would fit, but the disk is much faster past the cache
+  write_fits,         // written through the page cache, where it stays
+  write_past,         // written past it: the file does not fit there
+  write_faster_past,  // it would fit, but the disk is much faster past the cache
 };
-inline constexpr std::size_t reason_count = 22;
+inline constexpr std::size_t reason_count = 25;
 std::string_view reason_text(Reason reason);
 // What was to go straight is known only afterwards: the reason by the route that it took.
 Reason reason_after(Reason planned, Route route);
@@ -100,6 +103,7 @@ struct WindowFacts {
   RouteSet allowed = ~RouteSet{0};
   Residency residency = Residency::unknown;
   Stays stays = Stays::no;
+  StoreKind kind = StoreKind::file;
   bool out_of_reach = false;          // memory that the engine can't name, or a GPU's: host routes are staged
   std::optional<Route> device_route;  // of a GPU's: the store can be reached from there without staging
 };

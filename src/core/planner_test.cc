@@ -31,7 +31,7 @@ std::vector<WindowFacts> all_facts() {
           for (const Residency residency : residencies) {
             for (RouteSet allowed = 0; allowed <= host_routes; ++allowed) {
               all.push_back({direction, locality, direct, page_cache, cache, allowed, residency});
-              if (direction == Direction::write || cache != Cache::automatic) continue;
+              if (cache != Cache::automatic) continue;
               for (const Stays stays : {Stays::file, Stays::again, Stays::later, Stays::too_slow}) {
                 all.push_back({direction, locality, direct, page_cache, cache, allowed, residency, stays});
               }
@@ -169,7 +169,19 @@ TEST(PlanWindow, gives_reasons_that_are_true) {
         fits = facts.residency == Residency::likely_all || facts.residency == Residency::likely_none;
         break;
       case Reason::write_through:
-        fits = facts.direction == Direction::write && plan->path == Path::direct;
+        fits = facts.direction == Direction::write && plan->path == Path::direct &&
+               (!facts.page_cache || facts.kind == StoreKind::block_device);
+        break;
+      case Reason::write_fits:
+        fits = facts.direction == Direction::write && facts.stays == Stays::file && plan->path == Path::buffered;
+        break;
+      case Reason::write_past:
+        fits = facts.direction == Direction::write && plan->path == Path::direct && !plan->fill_after &&
+               (facts.stays == Stays::no || facts.stays == Stays::again);
+        break;
+      case Reason::write_faster_past:
+        fits = facts.direction == Direction::write && facts.stays == Stays::too_slow && plan->path == Path::direct &&
+               !plan->fill_after;
         break;
       case Reason::not_allowed:
         fits = facts.allowed != host_routes;
@@ -178,7 +190,8 @@ TEST(PlanWindow, gives_reasons_that_are_true) {
         fits = facts.device_route.has_value() && plan->path == Path::device;
         break;
       case Reason::file_fits:
-        fits = facts.stays == Stays::file && plan->path == Path::buffered && !plan->drop_after;
+        fits = facts.direction == Direction::read && facts.stays == Stays::file && plan->path == Path::buffered &&
+               !plan->drop_after;
         break;
       case Reason::read_again:
         fits = facts.stays == Stays::again && plan->path == Path::buffered && !plan->drop_after;
@@ -240,6 +253,15 @@ TEST(PlanWindow, serves_the_cases_that_matter_as_the_documentation_says) {
   nfs.direct = false;
   WindowFacts written = local;
   written.direction = Direction::write;
+  const auto written_that_stays = [&](Stays stays, Cache cache = Cache::automatic) {
+    WindowFacts facts = with(written, cache, Residency::unknown);
+    facts.stays = stays;
+    return facts;
+  };
+  WindowFacts device = written;
+  device.kind = StoreKind::block_device;
+  WindowFacts driven = written;
+  driven.page_cache = false;
   const Case cases[] = {
       {with(local, Cache::automatic, Residency::all), Path::cached, Reason::in_page_cache},
       {with(local, Cache::automatic, Residency::none), Path::direct, Reason::not_in_page_cache},
@@ -253,8 +275,14 @@ TEST(PlanWindow, serves_the_cases_that_matter_as_the_documentation_says) {
       {with(local, Cache::bypass, Residency::all), Path::direct, Reason::bypass_asked},
       {with(nfs, Cache::automatic, Residency::none), Path::buffered, Reason::remote},
       {with(nfs, Cache::bypass, Residency::all), Path::cached, Reason::in_page_cache},
-      {with(written, Cache::automatic, Residency::unknown), Path::direct, Reason::write_through},
-      {with(written, Cache::keep, Residency::unknown), Path::buffered, Reason::keep_asked},
+      {written_that_stays(Stays::file), Path::buffered, Reason::write_fits},
+      {written_that_stays(Stays::no), Path::direct, Reason::write_past},
+      {written_that_stays(Stays::later), Path::direct, Reason::tried_past},
+      {written_that_stays(Stays::too_slow), Path::direct, Reason::write_faster_past},
+      {written_that_stays(Stays::file, Cache::bypass), Path::direct, Reason::bypass_asked},
+      {written_that_stays(Stays::no, Cache::keep), Path::buffered, Reason::keep_asked},
+      {device, Path::direct, Reason::write_through},
+      {driven, Path::direct, Reason::write_through},
   };
   for (const Case& c : cases) {
     const auto plan = plan_window(c.facts);

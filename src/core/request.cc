@@ -224,6 +224,12 @@ Status Request::prepare_stores() {
       }
     }
     entry.grown_to(use.end);
+    use.stays_cached =
+        engine::moves_bytes(kind) && cache == Cache::automatic && entry.fits_page_cache(*environment_, begun);
+    const bool is_in_place = use.stays_cached && entry.replacing() == nullptr;
+    if (is_in_place && total_bytes >= DiskRates::noted_from_bytes) {
+      use.written = entry.cached_file().rates_of(Direction::write).next(total_bytes);
+    }
   }
   return {};
 }

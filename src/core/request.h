@@ -60,7 +60,11 @@ struct StoreUse {
   std::uint64_t begin = UINT64_MAX;         // of the first byte that is asked for
   std::uint64_t end = 0;                    // of the last
   bool check_identity = false;
-  bool stays_cached = false;  // with Cache::automatic: all that is read of it
+  bool stays_cached = false;  // with Cache::automatic: all that is read or written of it
+  // That being so, which way long writes in place go, all of them: a page that is dirty while a direct write is in
+  // flight beside it could stay in the page cache with old bytes. A file without a name has no readers that would bring
+  // in such pages; there each unit goes its own way.
+  Stays written = Stays::file;
   Identity before;
 };
 

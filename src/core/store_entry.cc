@@ -3,7 +3,6 @@
 #include <fcntl.h>
 
 #include <algorithm>
-#include <functional>
 
 #include "base/bounded.h"
 #include "base/log.h"
@@ -113,7 +112,8 @@ struct StoreEntry::Closing : engine::Call {
 };
 
 StoreEntry::StoreEntry(const Environment& environment, Name name, EnginePlan plan, std::unique_ptr<engine::Store> store)
-    : engines_(environment.engines),
+    : environment_(environment.weak_from_this()),
+      engines_(environment.engines),
       calls_(environment.calls),
       name_(std::move(name)),
       store_(std::move(store)),
@@ -129,10 +129,14 @@ StoreEntry::StoreEntry(const Environment& environment, Name name, EnginePlan pla
       read_flow_(environment.flows.of({engine(), store_->info().device, Direction::read})),
       write_flow_(environment.flows.of({engine(), store_->info().device, Direction::write})) {
   const StoreInfo& is = store_->info();
-  const bool is_known = is.kind == StoreKind::file && is.page_cache && !is.identity.text().empty();
-  if (!is_known || is.locality == Locality::memory) return;
-  cached_file_.number = std::max<std::uint64_t>(1, std::hash<std::string>()(is.identity.text()));
-  cached_file_.rates = environment.caching.rates_of(is.device);
+  const engine::PageCache* const cache = store_->page_cache();
+  if (cache == nullptr || is.locality == Locality::memory) return;
+  cached_file_.number = cache->file_number();
+  if (cached_file_.number == 0) return;
+  if (!is_remote(is.locality)) cached_file_.local_path = is.name;
+  for (const Direction direction : {Direction::read, Direction::write}) {
+    cached_file_.rates[static_cast<std::size_t>(direction)] = environment.caching.rates_of(is.device, direction);
+  }
 }
 
 Result<std::shared_ptr<StoreEntry>> StoreEntry::open(const Environment& environment, std::string_view name,
@@ -302,6 +306,13 @@ bool StoreEntry::fits_page_cache(const Environment& environment, TimePoint now) 
   const std::uint64_t size_bytes = size_bytes_.load(std::memory_order_relaxed);
   return environment.caching.fits(cached_file_, size_bytes, now,
                                   [&] { return store_->page_cache()->resident_bytes(0, size_bytes).value_or(0); });
+}
+
+void StoreEntry::let_go_of_replaced() const {
+  auto replaced = store_->writer()->take_replaced();
+  const auto environment = environment_.lock();
+  if (!replaced || !environment) return;
+  environment->completions.post([held = std::move(replaced)]() mutable { held.reset(); });
 }
 
 void StoreEntry::grown_to(std::uint64_t end) {

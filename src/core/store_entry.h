@@ -104,9 +104,12 @@ class StoreEntry : public std::enable_shared_from_this<StoreEntry> {
   std::uint64_t operation_bytes() const;
 
   BlockLocks& blocks() { return blocks_; }
-  // Whether it stays in the page cache when it is read.
+  // Whether it stays in the page cache when it is read or written.
   bool fits_page_cache(const Environment& environment, TimePoint now);
+  CachedFile& cached_file() { return cached_file_; }
   const CachedFile& cached_file() const { return cached_file_; }
+  // After a commit: the completion thread removes what was replaced.
+  void let_go_of_replaced() const;
   // Null where writes are in place.
   Replacing* replacing() { return options().access == Access::replace ? &replacing_ : nullptr; }
   // From a few pages, where the kernel does not tell what of a stretch is cached but does of a page. Nothing where it
@@ -133,6 +136,7 @@ class StoreEntry : public std::enable_shared_from_this<StoreEntry> {
   void close(TimePoint wait_until);
   std::shared_ptr<StoreEntry> open_for_device(const Environment& environment);
 
+  const std::weak_ptr<const Environment> environment_;
   const std::shared_ptr<const engine::Table> engines_;  // shared: the engine must outlive its store
   const std::shared_ptr<Calls> calls_;                  // shared: closing may outlive the Context
   const Name name_;

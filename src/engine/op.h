@@ -68,6 +68,7 @@ struct Op {
   Call* call = nullptr;                // of OpKind::call
   std::uint64_t cookie = 0;            // the caller's; unique among the Ops in flight on a Queue
   bool is_shared = false;              // a long read, which several threads may make (Description::shares_reads)
+  bool starts_writeback = false;       // a buffered write, after which a sync follows: writeback need not wait for that
 };
 
 // Memory of an engine's own in which a read has brought its bytes.

@@ -28,6 +28,8 @@ struct State {
 class PageCache {
  public:
   virtual ~PageCache() = default;
+  // Of the file, whatever it contains, and of no other for as long as it exists (base/file_number.h); 0: it is no file.
+  virtual std::uint64_t file_number() const { return 0; }
   // How many bytes of the range are in the page cache; nothing where the kernel won't tell the truth, or a server would
   // have to be asked: it does not wait.
   virtual std::optional<std::uint64_t> resident_bytes(std::uint64_t offset, std::uint64_t length) const = 0;
@@ -76,6 +78,9 @@ class Writer {
   virtual Status sync_name() { return {}; }
   // Makes the content durable, if that is asked for, and for Access::replace gives it its name.
   virtual Status commit(bool durable = true) = 0;
+  // After commit, a file that was replaced, if this holds it: without a name it is removed with the last holder, which
+  // takes time (on ext4 1.8 ms for 40 kB, 3 to 25 for 10 MB). Null: nothing is left to remove.
+  virtual std::shared_ptr<const void> take_replaced() { return nullptr; }
   // For Access::replace: removes the unfinished file. Nothing after commit.
   virtual Status abort() = 0;
 };

@@ -45,6 +45,7 @@ bool counts_as_owner(int fd) {
 FileStore::FileStore(OpenedFile&& file)
     : engine::Store(std::move(file.info)),
       path_(std::move(file.path)),
+      number_(file.number),
       buffered_(std::move(file.buffered)),
       direct_(std::move(file.direct)),
       // Of files of others the kernel tells it only to who may write to them, and asks the server about that.
@@ -194,10 +195,19 @@ Status FileStore::sync_new_name() {
 
 Status FileStore::commit(bool durable) {
   const std::lock_guard lock(writer_mutex_);
-  if (replacement_) return replacement_->commit(buffered_fd(), durable);
+  if (replacement_) {
+    if (info_.locality == Locality::local) replacement_->hold_replaced();
+    return replacement_->commit(buffered_fd(), durable);
+  }
   if (!durable) return {};
   if (uninterrupted([&] { return ::fdatasync(buffered_fd()); }) != 0) return system_error(errno, "sync " + info_.name);
   return sync_new_name();
+}
+
+std::shared_ptr<const void> FileStore::take_replaced() {
+  const std::lock_guard lock(writer_mutex_);
+  UniqueFd replaced = replacement_ ? replacement_->take_replaced() : UniqueFd();
+  return replaced ? std::make_shared<const UniqueFd>(std::move(replaced)) : nullptr;
 }
 
 Status FileStore::abort() {

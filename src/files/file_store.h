@@ -36,6 +36,7 @@ class FileStore : public engine::Store, private engine::PageCache, private engin
  private:
   Status sync_new_name();  // REQUIRES: writer_mutex_
   void find_who_tells_residency() const;
+  std::uint64_t file_number() const override { return number_; }
   std::optional<std::uint64_t> resident_bytes(std::uint64_t offset, std::uint64_t length) const override;
   std::optional<bool> is_resident(std::uint64_t offset) const override;
   std::optional<double> timed_read_seconds(std::uint64_t offset, std::uint64_t length) const override;
@@ -49,9 +50,11 @@ class FileStore : public engine::Store, private engine::PageCache, private engin
   Status reserve(engine::Room room) override;
   Status sync_name() override;
   Status commit(bool durable = true) override;
+  std::shared_ptr<const void> take_replaced() override;
   Status abort() override;
 
   const std::string path_;
+  const std::uint64_t number_;
   UniqueFd buffered_;
   mutable Once direct_once_;
   mutable UniqueFd direct_;

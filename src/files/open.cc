@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <limits>
 
+#include "base/file_number.h"
 #include "base/link_target.h"
 #include "base/open_hint.h"
 #include "base/uninterrupted.h"
@@ -201,6 +202,7 @@ Result<Found> describe_file(OpenedFile& file, const std::string& name, Access ac
   const bool is_there = access == Access::read || access == Access::write;
   Status length = check_length(fd, name, facts->file_system, is_there && info.size_bytes == 0);
   if (!length) return std::move(length).error();
+  file.number = file_number(status.basic);
   info.kind = StoreKind::file;
   info.locality = facts->file_system.locality;
   info.file_system = std::move(facts->file_system.name);

@@ -14,7 +14,8 @@ namespace penstock::files {
 
 struct OpenedFile {
   StoreInfo info;
-  std::string path;  // absolute; by way of `buffered` where OpenOptions::descriptor was given
+  std::string path;          // absolute; by way of `buffered` where OpenOptions::descriptor was given
+  std::uint64_t number = 0;  // engine::PageCache::file_number
   UniqueFd buffered;
   UniqueFd direct;                           // past the page cache; with info.direct, none: opened when it is needed
   std::unique_ptr<Replacement> replacement;  // with Access::replace

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 
 #include <cerrno>
 #include <filesystem>
@@ -159,6 +160,21 @@ Status Replacement::refuse_in_child(const char* what) const {
   if (::getpid() == process_) return {};
   return Error{Code::closed, 0, std::string(what) + ' ' + path_ + ": it was opened before this process was forked",
                "do that in the process that opened it"};
+}
+
+void Replacement::hold_replaced() {
+  // What the next files of that size may need.
+  constexpr std::uint64_t times_its_size = 4;
+  if (state_ != State::unfinished || ::getpid() != process_) return;
+  UniqueFd old(::openat(folder_.get(), target_.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+  struct stat status = {};
+  struct statvfs system = {};
+  const bool is_known =
+      old && ::fstat(old.get(), &status) == 0 && ::fstatvfs(folder_.get(), &system) == 0 && system.f_frsize != 0;
+  if (!is_known) return;
+  if (system.f_bavail / times_its_size > static_cast<std::uint64_t>(status.st_size) / system.f_frsize) {
+    replaced_ = std::move(old);
+  }
 }
 
 Status Replacement::commit(int fd, bool durable) {

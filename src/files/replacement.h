@@ -12,6 +12,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "base/unique_fd.h"
 #include "penstock/result.h"
@@ -35,6 +36,11 @@ class Replacement {
   // `durable` only the name is given: what is there after a crash is the old file, the new one, or a part of it.
   // Code::not_durable: the name is given, and all that failed is making that durable. Code::closed in a forked child.
   Status commit(int fd, bool durable = true);
+  // Holds the file that commit replaces, unless the disk is so full that its space may be needed at once. The kernel
+  // removes a file when nothing holds it any more, and the rename would wait for that. REQUIRES: a local file system;
+  // others keep such a file under another name.
+  void hold_replaced();
+  UniqueFd take_replaced() { return std::move(replaced_); }
   Status abort();
 
  private:
@@ -47,6 +53,7 @@ class Replacement {
 
   UniqueFd folder_;
   UniqueFd locked_;        // the temporary file, for as long as it is one
+  UniqueFd replaced_;      // by commit; only to hold it
   std::string target_;     // the name in the folder
   std::string temporary_;  // the same, until committed
   std::string path_;       // of the target, for messages

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdint>
+#include <filesystem>
 #include <vector>
 
 #include "base/unique_fd.h"
@@ -56,6 +57,35 @@ TEST_F(Replace, takes_the_name_when_committed) {
   store.reset();
   EXPECT_EQ(folder_.read("a"), "new content");
   EXPECT_EQ(folder_.file_count(), 1U);
+}
+
+TEST_F(Replace, holds_what_it_replaced_until_that_is_taken) {
+  const std::string name = folder_.write("a", "old");
+  auto store = open(name);
+  if (store->info().locality != Locality::local) GTEST_SKIP() << "the temporary folder is on no local disk";
+  const UniqueFd old(::open(name.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat before = {};
+  ASSERT_EQ(::fstat(old.get(), &before), 0);
+  const auto is_held = [&] {
+    for (const auto& each : std::filesystem::directory_iterator("/proc/self/fd")) {
+      struct stat status = {};
+      const int fd = std::stoi(each.path().filename().string());
+      if (fd != old.get() && ::fstat(fd, &status) == 0 && status.st_ino == before.st_ino) return true;
+    }
+    return false;
+  };
+  EXPECT_FALSE(is_held());
+  ASSERT_TRUE(store->writer()->commit(false));
+  EXPECT_TRUE(is_held());
+  auto replaced = store->writer()->take_replaced();
+  EXPECT_TRUE(replaced);
+  EXPECT_FALSE(store->writer()->take_replaced());
+  EXPECT_TRUE(is_held());
+  replaced.reset();
+  EXPECT_FALSE(is_held());
+  auto fresh = open(folder_.path("new"));
+  ASSERT_TRUE(fresh->writer()->commit(false));
+  EXPECT_FALSE(fresh->writer()->take_replaced()) << "there was none";
 }
 
 TEST_F(Replace, takes_the_name_also_without_a_sync) {

@@ -49,6 +49,14 @@ std::int64_t deallocate(int fd, const Op& op) {
   return failed != 0 ? -errno : static_cast<std::int64_t>(op.length);
 }
 
+std::int64_t write(int fd, const Op& op, std::size_t bytes) {
+  const std::int64_t written = result_of(::pwrite(fd, op.memory, bytes, static_cast<off_t>(op.offset)));
+  if (op.starts_writeback && written > 0) {
+    ::sync_file_range(fd, static_cast<off_t>(op.offset), written, SYNC_FILE_RANGE_WRITE);
+  }
+  return written;
+}
+
 std::int64_t run(int fd, const Op& op) {
   const auto offset = static_cast<off_t>(op.offset);
   const std::size_t bytes = std::min(op.length, max_transfer_bytes);
@@ -56,7 +64,7 @@ std::int64_t run(int fd, const Op& op) {
     case OpKind::read:
       return result_of(::pread(fd, op.memory, bytes, offset));
     case OpKind::write:
-      return result_of(::pwrite(fd, op.memory, bytes, offset));
+      return write(fd, op, bytes);
     case OpKind::flush:
       return result_of(::fdatasync(fd));
     case OpKind::zero:

@@ -225,17 +225,13 @@ class LoadTellsWhatHappened(ToolTest):
 
     def test_what_is_guessed_of_a_file_of_somebody_else_is_called_a_guess(self):
         self.need_other_user()
-        # A guess may be wrong now and then, which costs speed: pages that were looked at are cached from then on.
-        for _ in range(4):
-            path = self.file_with_cached_half(16 * MIB)
-            done = self.run_tool("load", path, "--json", user=NOBODY, group=NOBODY, extra_groups=[],
-                                 env={"PENSTOCK_CACHE_LIMIT": "1"})
-            self.assertEqual(done.returncode, 0, done.stderr)
-            result = json.loads(done.stdout)
-            self.assertIn("a guess", result["reason"])
-            if result["routes"].get("cached", 0) <= self.cached:
-                break
-        self.assertLessEqual(result["routes"].get("cached", 0), self.cached)
+        path = self.file_with_cached_half(16 * MIB)
+        done = self.run_tool("load", path, "--json", user=NOBODY, group=NOBODY, extra_groups=[],
+                             env={"PENSTOCK_CACHE_LIMIT": "1"})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        result = json.loads(done.stdout)
+        self.assertIn("a guess", result["reason"])
+        self.assertLessEqual(result["routes"].get("cached", 0), self.cached, result["reason"])
         self.assertLess(self.left_of(path), self.SIZE, "what was cold is not left in the page cache")
 
 

@@ -12,7 +12,8 @@ import time
 import unittest
 
 import schema
-from tool import NOBODY, PROMPTLY, SLOW, TOOL, ToolTest, die_at, environment, resident_bytes, wait_until
+from tool import (NOBODY, PROMPTLY, SLOW, TOOL, ToolTest, cached_bytes, die_at, environment, resident_bytes,
+                  wait_until)
 
 MIB = 1 << 20
 
@@ -29,6 +30,23 @@ class Write(ToolTest):
             self.assertEqual((result["verified"], result["durable"], result["in_place"]), (True, True, False))
             self.assertIs(result["replaced"], size != 0, "the first one is new")
         self.assertEqual(self.names(), ["destination", "source"])
+
+    def test_what_was_written_is_in_the_page_cache_if_it_fits(self):
+        source, destination = self.file("source", os.urandom(3 * MIB + 17)), self.folder / "destination"
+        if not self.json_of("load", source, "--cache", "bypass")["routes"].get("direct"):
+            self.skipTest("no direct I/O here")
+        for options in [[], ["--no-durable"]]:
+            result = self.json_of("write", source, destination, *options)
+            self.assertEqual(result["routes"], {"buffered": result["bytes"]})
+            self.assertIn("the file fits", result["reason"])
+            self.assertEqual(self.json_of("load", destination)["routes"], {"cached": result["bytes"]})
+        for options, reason in [({"env": {"PENSTOCK_CACHE_LIMIT": "1"}}, "does not fit"), ({}, "cache=bypass")]:
+            flags = [] if options else ["--cache", "bypass"]
+            result = self.json_of("write", source, destination, *flags, **options)
+            self.assertGreater(result["routes"]["direct"], result["bytes"] - 4096)
+            self.assertIn(reason, result["reason"])
+            with open(destination, "rb") as file:
+                self.assertLess(cached_bytes(file) or 0, result["bytes"] // 2)
 
     def test_checksums_of_load_and_write_agree(self):
         source = self.file("source", os.urandom(MIB + 5))

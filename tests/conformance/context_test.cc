@@ -60,25 +60,30 @@ TEST_P(EveryEngine, reads_every_alignment_cold_and_cached) {
 }
 
 TEST_P(EveryEngine, writes_every_alignment_and_touches_nothing_else) {
-  Context context = make_context(small_lanes());
   const std::size_t size = (2 << 20) + 777;
-  Store store = context.open(make_store("file", size), to_write()).value();
+  const std::string name = make_store("file", size);
   auto expected = content(1, 0, size);
   std::uint64_t seed = 2;
-  for (const std::uint64_t offset : {0, 1, 512, 4095, 4096, 5000, 1 << 20}) {
-    for (const std::size_t length : {1, 511, 4096, 4097, 10000, 1 << 20}) {
-      const auto bytes = content(seed++, offset, length);
-      // An odd address: direct operations can't take it as it is.
-      std::vector<std::byte> shifted(length + 1);
-      std::copy(bytes.begin(), bytes.end(), shifted.begin() + 1);
-      const Report report = context.write(store, offset, Region::host(shifted.data() + 1, length));
-      ASSERT_TRUE(report.ok()) << report.error->message;
-      const auto now = bytes_in("file");
-      const std::span<const std::byte> all(now);
-      ASSERT_EQ(all.size(), size);
-      ASSERT_TRUE(same_bytes(all.subspan(offset, length), bytes)) << offset << " + " << length;
-      std::copy(bytes.begin(), bytes.end(), expected.begin() + static_cast<std::ptrdiff_t>(offset));
-      ASSERT_TRUE(same_bytes(all, expected)) << "beside " << offset << " + " << length;
+  for (const Cache cache : {Cache::automatic, Cache::bypass}) {
+    Options options = small_lanes();
+    options.cache = cache;
+    Context context = make_context(options);
+    Store store = context.open(name, to_write()).value();
+    for (const std::uint64_t offset : {0, 1, 512, 4095, 4096, 5000, 1 << 20}) {
+      for (const std::size_t length : {1, 511, 4096, 4097, 10000, 1 << 20}) {
+        const auto bytes = content(seed++, offset, length);
+        // An odd address: direct operations can't take it as it is.
+        std::vector<std::byte> shifted(length + 1);
+        std::copy(bytes.begin(), bytes.end(), shifted.begin() + 1);
+        const Report report = context.write(store, offset, Region::host(shifted.data() + 1, length));
+        ASSERT_TRUE(report.ok()) << report.error->message;
+        const auto now = bytes_in("file");
+        const std::span<const std::byte> all(now);
+        ASSERT_EQ(all.size(), size);
+        ASSERT_TRUE(same_bytes(all.subspan(offset, length), bytes)) << offset << " + " << length;
+        std::copy(bytes.begin(), bytes.end(), expected.begin() + static_cast<std::ptrdiff_t>(offset));
+        ASSERT_TRUE(same_bytes(all, expected)) << "beside " << offset << " + " << length;
+      }
     }
   }
 }

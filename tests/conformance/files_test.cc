@@ -1,5 +1,7 @@
 // What every engine that serves files must do with those that grow, shrink, are replaced, or sit in the page cache.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <array>
@@ -209,6 +211,126 @@ TEST_P(EveryFileEngine, leaves_files_that_fit_in_the_page_cache_and_others_where
   EXPECT_EQ(second_read((4 << 20) - 1, Cache::automatic), 0U);
   EXPECT_EQ(second_read(1, Cache::keep), 4U << 20);
   EXPECT_EQ(second_read(UINT64_MAX / 2, Cache::bypass), 0U);
+}
+
+TEST_P(EveryFileEngine, keeps_what_is_written_if_the_file_fits) {
+  const std::size_t size = (5 << 20) + 123;
+  auto bytes = content(7, 0, size);
+  Context any = make_context(small_lanes());
+  if (!any.open(make_file("any", 4096)).value().info().direct) {
+    GTEST_SKIP() << "the temporary folder's file system has no direct I/O";
+  }
+  const auto write = [&](const OpenOptions& how, std::uint64_t limit_bytes, Cache cache, bool durable) {
+    const CacheLimit limit(limit_bytes);
+    Options options = small_lanes();
+    options.cache = cache;
+    Context context = make_context(options);
+    std::filesystem::remove(folder_.path("file"));
+    if (how.access == Access::write) {
+      make_file("file", size);
+      evict(folder_.path("file"));
+    }
+    Store store = context.open(folder_.path("file"), how).value();
+    Report report = context.write(store, 0, Region::host(bytes.data(), size), {.durable = durable});
+    EXPECT_TRUE(report.ok()) << report.error->message;
+    EXPECT_TRUE(store.commit(durable));
+    return report;
+  };
+  const auto next_read = [&] {
+    Context context = make_context(small_lanes());
+    Store store = context.open(folder_.path("file")).value();
+    std::vector<std::byte> memory(size);
+    const Report report = context.read(store, 0, Region::host(memory.data(), memory.size()));
+    EXPECT_TRUE(holds_content(memory, 7, 0));
+    return report;
+  };
+  const OpenOptions ways[] = {{.access = Access::write},
+                              {.access = Access::create},
+                              {.access = Access::replace},
+                              {.access = Access::replace, .size_bytes = size},
+                              {.access = Access::replace, .size_bytes = size, .reserve_from = size}};
+  for (const OpenOptions& how : ways) {
+    for (const bool durable : {false, true}) {
+      const Report fits = write(how, size, Cache::automatic, durable);
+      EXPECT_EQ(fits.routes[static_cast<std::size_t>(Route::buffered)], size) << fits.reason;
+      EXPECT_NE(fits.reason.find("the file fits"), std::string::npos) << fits.reason;
+      const Report cached = next_read();
+      EXPECT_EQ(cached.routes[static_cast<std::size_t>(Route::cached)], size) << cached.reason;
+    }
+    const Report too_long = write(how, size - 1, Cache::automatic, false);
+    EXPECT_GE(too_long.routes[static_cast<std::size_t>(Route::direct)], size - 4096) << too_long.reason;
+    EXPECT_NE(too_long.reason.find("does not fit"), std::string::npos) << too_long.reason;
+    const Report past = write(how, UINT64_MAX / 2, Cache::bypass, true);
+    EXPECT_GE(past.routes[static_cast<std::size_t>(Route::direct)], size - 4096) << past.reason;
+    EXPECT_NE(past.reason.find("cache=bypass"), std::string::npos) << past.reason;
+    EXPECT_LT(next_read().routes[static_cast<std::size_t>(Route::cached)], size / 2);
+  }
+}
+
+TEST_P(EveryFileEngine, leaves_nothing_to_be_written_back_after_a_durable_write) {
+  struct Cachestat {
+    std::uint64_t cached, dirty, writeback, evicted, recently_evicted;
+  };
+  constexpr long cachestat_call = 451;
+  const auto unwritten = [&](const std::string& path) -> std::optional<std::uint64_t> {
+    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    const std::uint64_t whole[2] = {0, 0};
+    Cachestat state{};
+    const bool known = ::syscall(cachestat_call, fd, whole, &state, 0) == 0;
+    ::close(fd);
+    return known ? std::optional(state.dirty + state.writeback) : std::nullopt;
+  };
+  // The first by its caller, the second by lanes, the third written back while it is written.
+  for (const std::size_t size : {std::size_t{100'000}, std::size_t{10} << 20, std::size_t{40} << 20}) {
+    Context context = make_context(small_lanes());
+    const auto bytes = content(3, 0, size);
+    std::vector<std::byte> memory(bytes.begin(), bytes.end());
+    const std::string path = make_file("file", size);
+    Store store = context.open(path, {.access = Access::write}).value();
+    const Report report = context.write(store, 0, Region::host(memory.data(), size), {.durable = true});
+    ASSERT_TRUE(report.ok()) << report.error->message;
+    const auto left = unwritten(path);
+    if (!left) GTEST_SKIP() << "the kernel has no cachestat";
+    EXPECT_EQ(*left, 0U) << size;
+    EXPECT_TRUE(same_bytes(read_file(path), bytes)) << size;
+    evict(path);
+    EXPECT_TRUE(same_bytes(read_file(path), bytes)) << size << ", on the disk";
+  }
+}
+
+// Neighbours share pages, and files that were read before are cached in larger units than pages.
+TEST_P(EveryFileEngine, writes_through_and_past_the_page_cache_beside_each_other) {
+  constexpr std::size_t size = 8 << 20;
+  constexpr std::size_t threads = 4;
+  const std::string path = make_file("file", size);
+  Context context = make_context(small_lanes());
+  Store store = context.open(path, {.access = Access::write}).value();
+  const auto bytes = content(9, 0, size);
+  for (int round = 0; round < 4; ++round) {
+    warm(path);
+    std::vector<std::thread> writers;
+    for (std::size_t thread = 0; thread < threads; ++thread) {
+      writers.emplace_back([&, thread] {
+        std::vector<std::byte> memory;
+        std::size_t at = 0;
+        for (std::size_t i = 0; at < size; ++i) {
+          const std::size_t length = std::min<std::size_t>(size - at, 1 + i * 7919 % 100'000);
+          if (i % threads == thread) {
+            const auto piece = std::span(bytes).subspan(at, length);
+            memory.assign(piece.begin(), piece.end());
+            const RequestOptions options{.cache = i % 3 == 0 ? Cache::automatic : Cache::bypass};
+            EXPECT_TRUE(context.write(store, at, Region::host(memory.data(), length), options).ok());
+          }
+          at += length;
+        }
+      });
+    }
+    for (std::thread& writer : writers) writer.join();
+    EXPECT_TRUE(same_bytes(read_file(path), bytes)) << "in the page cache";
+    ASSERT_TRUE(store.commit());
+    evict(path);
+    EXPECT_TRUE(same_bytes(read_file(path), bytes)) << "on the disk";
+  }
 }
 
 TEST_P(EveryFileEngine, keeps_what_is_read_a_second_time_of_a_file_that_does_not_fit) {

@@ -147,7 +147,45 @@ TEST_F(CallersTransfers, of_several_mebibytes_are_made_while_lanes_have_no_proce
   EXPECT_TRUE(holds_content(memory, 1, 0));
 }
 
+TEST_F(CallersTransfers, write_what_fits_through_the_page_cache) {
+  const std::string path = make_file("file");
+  Context context = make_context();
+  const auto bytes = content(5, 0, 2 << 20);
+  std::vector<std::byte> memory(bytes.begin(), bytes.end());
+  for (const Access access : {Access::write, Access::replace}) {
+    const std::uint64_t room = access == Access::replace ? 3 << 20 : 0;
+    Store store = context.open(path, {.access = access, .size_bytes = room}).value();
+    if (!store.info().direct) GTEST_SKIP() << "no direct I/O here";
+    context.reset_statistics();
+    for (const auto& [at, size] : {std::pair<std::size_t, std::size_t>{0, page}, {5 * page + 10, 100}, {7, 2 << 20}}) {
+      const Report report = context.write(store, at, region(std::span(memory).first(size)), {.durable = at == 7});
+      ASSERT_TRUE(report.ok()) << message_of(report);
+      EXPECT_EQ(bytes_by(report, Route::buffered), size) << report.reason;
+      EXPECT_EQ(report.cpu_seconds, size < (1 << 20) ? 0 : report.seconds) << "by the caller";
+    }
+    EXPECT_EQ(context.statistics().requests, 3U);
+    ASSERT_TRUE(store.commit());
+    const auto written = read_file(path);
+    EXPECT_TRUE(same_bytes(std::span<const std::byte>(written).subspan(7, 2 << 20), bytes));
+  }
+}
+
+TEST_F(CallersTransfers, repair_what_failed_in_a_file_that_replaces_another) {
+  const std::string path = make_file("file");
+  Context context = make_context();
+  Store store = context.open(path, {.access = Access::replace, .size_bytes = 2 * page}).value();
+  const Range unmapped{&store, 0, Region::host(nullptr, page)};
+  EXPECT_FALSE(context.transfer(Direction::write, {&unmapped, 1}).ok());
+  EXPECT_FALSE(store.commit()) << "a write was refused";
+  EXPECT_TRUE(context.write(store, 0, region(std::span(memory_).first(2 * page))).ok());
+  EXPECT_TRUE(store.commit());
+  Store aborted = context.open(path, {.access = Access::replace, .size_bytes = page}).value();
+  ASSERT_TRUE(aborted.abort());
+  EXPECT_FALSE(context.write(aborted, 0, region(std::span(memory_).first(page))).ok());
+}
+
 TEST_F(CallersTransfers, write_blocks_past_the_page_cache_and_parts_of_blocks_through_it) {
+  const CacheLimit limit(1);
   const std::string path = make_file("file");
   Context context = make_context();
   const Store store = context.open(path, {.access = Access::write}).value();

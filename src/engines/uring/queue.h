@@ -70,6 +70,7 @@ class Queue : public engine::Queue, private Registered {
   int hand_over_and_wait(Duration time);
   void arm_wake();
   bool give_to_threads(const engine::Op& op);
+  void link_writeback(io_uring_sqe& write, const engine::Op& op);
   // False: there is no memory for them.
   bool make_threads();
   void watch_threads();

@@ -21,8 +21,11 @@ Error changed(const ModelFile& file) {
               : "open the model again; with more descriptors (ulimit -n) files that are replaced stay open"};
 }
 
-Result<Store> open_to_replace(Context& context, const std::string& name, std::uint64_t size_bytes, int folder) {
-  const OpenOptions options{.access = Access::replace, .size_bytes = size_bytes, .descriptor = folder};
+Result<Store> open_to_replace(Context& context, const std::string& name, const ReplacedSize& size, int folder) {
+  const OpenOptions options{.access = Access::replace,
+                            .size_bytes = size.size_bytes,
+                            .reserve_from = size.reserve_from,
+                            .descriptor = folder};
   if (folder < 0) {
     // What a redirected name stands for need not be there yet.
     const Result<std::string> path = context.path_of(name);

@@ -9,8 +9,14 @@ namespace penstock::models {
 Error changed(const ModelFile& file);
 // Code::changed if it is not the file any more that it was when the model was opened.
 Result<Store> open_store(Context& context, const ModelFile& file);
+// As OpenOptions have them.
+struct ReplacedSize {
+  std::uint64_t size_bytes = 0;
+  std::uint64_t reserve_from = 0;
+};
 // A file to be replaced, by its path whatever that looks like, or by a name that stands for one (Context::redirect).
 // With the descriptor of its folder the last part of the name counts, and is no link.
-Result<Store> open_to_replace(Context& context, const std::string& name, std::uint64_t size_bytes, int folder = -1);
+Result<Store> open_to_replace(Context& context, const std::string& name, const ReplacedSize& size = {},
+                              int folder = -1);
 
 }  // namespace penstock::models

@@ -236,7 +236,7 @@ class Packing {
     const Result<models::Source> source = models::Source::open(&context_, from);
     if (!source) return source.error();
     const std::string to = models::target_in(folder, from);
-    Result<Store> store = models::open_to_replace(context_, to, source->size_bytes(), folder_);
+    Result<Store> store = models::open_to_replace(context_, to, {.size_bytes = source->size_bytes()}, folder_);
     if (!store) return std::move(store).error();
     std::vector<char> window(std::min(source->size_bytes(), copy_window_bytes));
     for (std::uint64_t at = 0; at < source->size_bytes(); at += window.size()) {

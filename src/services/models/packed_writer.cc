@@ -230,7 +230,7 @@ class Attempt {
     std::ranges::fill(sums_, Checksum().hex());
     const Result<std::string> longest = head(most, 0);
     if (!longest) return longest.error();
-    Result<Store> store = open_to_replace(context_, path, 0, options_.folder);
+    Result<Store> store = open_to_replace(context_, path, {}, options_.folder);
     if (!store) return std::move(store).error();
     Result<std::optional<WrittenFile>> written = write(*store, longest->size());
     const bool is_whole = written && *written;

@@ -21,6 +21,54 @@ namespace {
 
 constexpr auto progress_interval = std::chrono::milliseconds(50);
 
+// So much is copied into the page cache by this thread, before others would have begun: they would take turns there.
+constexpr std::uint64_t copied_here_bytes_max = 64 << 20;
+// One system call each; short tensors share one.
+constexpr std::uint64_t copied_at_once_bytes = 4 << 20;
+constexpr std::uint64_t gathered_bytes = 512 << 10;
+
+// Writes a file from its beginning to its end, by this thread.
+class Copying {
+ public:
+  // `gathered`: for short pieces. A Buffer, which outlives a request that is abandoned.
+  Copying(Context& context, const Store& store, Buffer gathered)
+      : context_(context), store_(store), gathered_(std::move(gathered)) {}
+
+  Status add(const Region& memory) {
+    const std::uint64_t bytes = memory.size_bytes;
+    if (bytes > gathered_.size_bytes() - gathered_now_) {
+      if (Status status = write_gathered(); !status) return status;
+    }
+    if (bytes > gathered_.size_bytes() / 2) return write(memory);
+    if (bytes != 0) std::memcpy(gathered_.data() + gathered_now_, memory.data, bytes);
+    gathered_now_ += bytes;
+    return {};
+  }
+  Status write_gathered() { return write(gathered_.region().part(0, std::exchange(gathered_now_, 0))); }
+  Report report() { return std::move(report_); }
+
+ private:
+  Status write(const Region& memory) {
+    for (std::uint64_t done = 0; done < memory.size_bytes;) {
+      const std::uint64_t length = std::min(copied_at_once_bytes, memory.size_bytes - done);
+      Report written = context_.write(store_, at_, memory.part(done, length));
+      if (!written.ok()) return std::move(*written.error);
+      report_.add(written);
+      report_.seconds += written.seconds;
+      done += length;
+      at_ += length;
+    }
+    return {};
+  }
+
+  Context& context_;
+  const Store& store_;
+  Buffer gathered_;
+  std::uint64_t gathered_now_ = 0;
+  std::uint64_t at_ = 0;  // in the file: what is gathered begins there
+  Report report_;
+};
+
 // Saves one file.
 class Saving {
  public:
@@ -32,7 +80,11 @@ class Saving {
 
   Result<Report> save(const std::string& path) {
     if (Status status = make_header(); !status) return std::move(status).error();
-    Result<Store> store = models::open_to_replace(context_, path, header_.size() + data_bytes_);
+    // Unsynced, blocks that are chosen when they are written are better than reserved ones: ext4 writes them to the
+    // disk before it gives the file the name of another, so a power cut leaves the old one or the new one.
+    const std::uint64_t all_bytes = header_.size() + data_bytes_;
+    Result<Store> store = models::open_to_replace(
+        context_, path, {.size_bytes = all_bytes, .reserve_from = options_.durable ? 0 : all_bytes});
     if (!store) return std::move(store).error();
     Result<Report> report = write(*store);
     if (report && report->ok()) {
@@ -67,6 +119,7 @@ class Saving {
   }
 
   Result<Report> write(const Store& store) {
+    if (is_copied_here(store)) return copy_here(store);
     std::vector<Range> ranges;
     // With checksums the header is known last; its length is known before.
     if (!options_.checksums) {
@@ -79,7 +132,8 @@ class Saving {
       if (memory.size_bytes != 0) ranges.push_back({&store, offset, memory});
       offset += memory.size_bytes;
     }
-    Result<Ticket> submitted = context_.submit(Direction::write, ranges);
+    // A long one is written back while the rest is copied, if that is to be waited for.
+    Result<Ticket> submitted = context_.submit(Direction::write, ranges, {.durable = options_.durable && is_long()});
     if (!submitted) return std::move(submitted).error();
     models::OwnTicket ticket(std::move(*submitted));
     Status summed = options_.checksums ? add_up(*ticket) : Status();
@@ -93,6 +147,33 @@ class Saving {
     if (!report.ok()) return report;
     if (options_.progress && !ask(data_bytes_)) return cancelled();
     return options_.checksums ? write_header(store, std::move(report)) : report;
+  }
+
+  bool is_long() const { return data_bytes_ > copied_here_bytes_max; }
+
+  bool is_copied_here(const Store& store) const {
+    const auto is_of_host = [](const TensorToSave& tensor) { return tensor.memory.domain.host_accessible(); };
+    if (options_.checksums || is_long() || !std::ranges::all_of(tensors_, is_of_host)) return false;
+    const Result<Plan> plan = context_.plan(store, Direction::write);
+    return plan && !plan->routes.empty() && plan->routes.front().route == Route::buffered;
+  }
+
+  Result<Report> copy_here(const Store& store) {
+    Result<Buffer> gathered = context_.allocate(Domain::host(), std::min(header_.size() + data_bytes_, gathered_bytes));
+    if (!gathered) return std::move(gathered).error();
+    Copying copying(context_, store, std::move(*gathered));
+    Status added = copying.add(Region::host(header_.data(), header_.size()));
+    std::uint64_t done_bytes = 0;
+    for (std::size_t i = 0; added && i < order_.size(); ++i) {
+      const Region& memory = tensors_[order_[i]].memory;
+      added = copying.add(memory);
+      done_bytes += memory.size_bytes;
+      if (added) added = tell(done_bytes);
+    }
+    if (added) added = copying.write_gathered();
+    if (!added) return std::move(added).error();
+    if (options_.progress && !ask(data_bytes_)) return cancelled();
+    return copying.report();
   }
 
   // Into a Buffer, which outlives a request that is abandoned.
@@ -141,10 +222,14 @@ class Saving {
   }
 
   Status tell(const Ticket& ticket) {
+    return options_.progress ? tell(std::min(ticket.bytes_done(), data_bytes_)) : Status();
+  }
+  Status tell(std::uint64_t done_bytes) {
+    if (!options_.progress) return {};
     const TimePoint now = Clock::now();
-    if (!options_.progress || now - told_ < progress_interval) return {};
+    if (now - told_ < progress_interval) return {};
     told_ = now;
-    return ask(std::min(ticket.bytes_done(), data_bytes_)) ? Status() : cancelled();
+    return ask(done_bytes) ? Status() : cancelled();
   }
 
   // Whether to go on.

@@ -1,3 +1,4 @@
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <numeric>
@@ -156,6 +157,36 @@ TEST_F(ModelSave, the_last_word_of_progress_can_cancel_too) {
     EXPECT_EQ(told, 12U);
     EXPECT_EQ(content(path("x")), "old");
     EXPECT_EQ(files_in_folder(), 1U);
+  }
+}
+
+TEST_F(ModelSave, what_was_saved_is_cached_for_the_next_load_unless_the_cache_is_bypassed) {
+  std::vector<TensorToSave> saved = tensors();
+  bytes_.resize(70 << 20);
+  for (const std::size_t size : {std::size_t{3} << 20, bytes_.size()}) {
+    saved = {tensor("a", DType::u8, {100}, 5), tensor("long", DType::u8, {size}, 0), tensor("b", DType::u8, {7}, 20)};
+    for (const Cache cache : {Cache::automatic, Cache::bypass}) {
+      Context context = Context::create({.lanes = 2, .cache = cache}).value();
+      for (const bool durable : {false, true}) {
+        const auto report = save_safetensors(context, path("x"), saved, {.durable = durable});
+        ASSERT_TRUE(report.ok()) << report.error().message;
+        const Store store = context.open(path("x")).value();
+        if (!store.info().direct) GTEST_SKIP() << "no direct I/O here";
+        EXPECT_EQ(report->bytes, store.info().size_bytes);
+        const std::uint64_t cached = store.cached_bytes(0, report->bytes).value_or(0);
+        if (cache == Cache::automatic) {
+          EXPECT_EQ(cached, report->bytes) << report->reason;
+        } else {
+          EXPECT_LT(cached, report->bytes / 2) << report->reason;
+        }
+        const std::string file = content(path("x"));
+        const Model model = Model::open(path("x")).value();
+        for (const TensorToSave& each : saved) {
+          const TensorInfo& info = model.tensors()[model.find(each.name).value()];
+          EXPECT_TRUE(std::memcmp(file.data() + info.offset, each.memory.data, info.size_bytes) == 0) << each.name;
+        }
+      }
+    }
   }
 }
 
