@@ -75,10 +75,6 @@ bool has_routes_twice(const Statistics& statistics) {
       statistics.routes, [&](const RouteStatistics& route) { return seen.emplace(route.engine, route.route).second; });
 }
 
-bool is_number(std::string_view text) {
-  return !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
-}
-
 // Of the characters that a publisher writes, with which a terminal or a reader of the list can't be fooled.
 bool is_plain(std::string_view text) {
   return std::ranges::all_of(text, [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; });
@@ -86,8 +82,13 @@ bool is_plain(std::string_view text) {
 
 // Under the name that its content says: penstock.NAME.PID.N.
 bool has_own_name(const Published& published) {
-  const std::string begin = std::string(published_prefix) + published.name + "." + std::to_string(published.pid) + ".";
-  return published.file.starts_with(begin) && is_number(std::string_view(published.file).substr(begin.size()));
+  const std::string begin = std::string(published_prefix) + published.name + ".";
+  if (!published.file.starts_with(begin)) return false;
+  const std::string_view numbers = std::string_view(published.file).substr(begin.size());
+  const std::size_t point = numbers.find('.');
+  return point != 0 && point != std::string_view::npos && point + 1 != numbers.size() &&
+         numbers.find_first_not_of("0123456789", point + 1) == std::string_view::npos &&
+         numbers.find_first_not_of("0123456789") == point;
 }
 
 // Any user may put anything into the folder.
