@@ -128,6 +128,10 @@ struct RequestOptions {
 };
 
 // Default-constructed or moved from, it has no request: it has ended as failed, and the report says so.
+//
+// Each call that looks at a request, such as ended() or wait_for(0), also makes progress on it, so a thread that polls
+// sees the end as soon as one that waits. A request that no thread looks at ends within a millisecond after its last
+// operation.
 class PENSTOCK_EXPORT Ticket {
  public:
   Ticket();
@@ -155,8 +159,7 @@ class PENSTOCK_EXPORT Ticket {
   Report report() const;
   // Calls it once when the request has ended, or at once if it has, on the Context's completion thread. (On this thread
   // if there is no such thread: for an empty Ticket, in a forked child, after the Context.) It may submit; it must not
-  // wait or throw. A small request that nobody waits for may end up to a millisecond late, unless it was submitted with
-  // a callback.
+  // wait or throw.
   void then(std::function<void()> call) const;
   // Asks the request to end, and waits for that, at most a little longer than the cancel grace. It ends as cancelled,
   // or as abandoned if operations don't come back, unless it was done first.

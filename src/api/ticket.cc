@@ -21,33 +21,44 @@ bool is_left_behind(const core::Request& request) {
   return !request.ended() && request.environment().fork_guard.in_child();
 }
 
+bool has_ended(const core::Request* request) {
+  return request == nullptr || request->ended() || is_left_behind(*request);
+}
+
 // Nobody may wait for it here, or needs to.
 bool waits_for_nothing(const core::Request* request) {
-  if (request == nullptr || request->ended()) return true;
-  return core::CompletionThread::inside_callback() || is_left_behind(*request);
+  return has_ended(request) || core::CompletionThread::inside_callback();
+}
+
+// A thread that polls makes progress on what no other thread works on, as one that waits does.
+void make_progress(const core::Request* request) {
+  if (!waits_for_nothing(request)) static_cast<void>(request->help_until(TimePoint::min()));
 }
 
 }  // namespace
 
 bool Ticket::ended() const {
-  return !request_ || request_->ended() || is_left_behind(*request_);
+  make_progress(request_.get());
+  return has_ended(request_.get());
 }
 Outcome Ticket::outcome() const {
+  make_progress(request_.get());
   if (!request_) return Outcome::failed;
   return is_left_behind(*request_) ? Outcome::cancelled : request_->outcome();
 }
 std::uint64_t Ticket::bytes_done() const {
+  make_progress(request_.get());
   return request_ ? request_->bytes_done() : 0;
 }
 
 bool Ticket::wait_for(std::chrono::nanoseconds time) const {
-  if (waits_for_nothing(request_.get())) return ended();
+  if (time <= time.zero() || waits_for_nothing(request_.get())) return ended();
   return request_->wait_until(time_after(Clock::now(), time));
 }
 
 bool Ticket::wait_any(std::span<const Ticket> tickets, std::chrono::nanoseconds time) {
   const auto one_ended = [&] {
-    return std::ranges::any_of(tickets, [](const Ticket& ticket) { return ticket.ended(); });
+    return std::ranges::any_of(tickets, [](const Ticket& ticket) { return has_ended(ticket.request_.get()); });
   };
   if (one_ended()) return true;
   if (tickets.empty() || core::CompletionThread::inside_callback()) return false;
@@ -56,10 +67,10 @@ bool Ticket::wait_any(std::span<const Ticket> tickets, std::chrono::nanoseconds 
   const TimePoint deadline = time_after(Clock::now(), time);
   do {
     const TimePoint now = Clock::now();
-    if (now >= deadline) return false;
     const TimePoint until = std::min<TimePoint>(deadline, now + moment);
     const bool helped = std::any_of(tickets.begin(), tickets.end(),
                                     [&](const Ticket& ticket) { return ticket.request_->help_until(until); });
+    if (now >= deadline) return one_ended();
     if (!helped) tickets.front().request_->environment().ends.wait_until(until, one_ended);
   } while (!one_ended());
   return true;

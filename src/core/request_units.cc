@@ -152,19 +152,22 @@ std::uint64_t Request::operation_bytes() const {
   return std::clamp(std::bit_floor(std::max<std::uint64_t>(1, share)), gpu_unit_bytes_least, usual);
 }
 
-// Writes from a GPU to tmpfs, where threads wait for each other in the kernel; and reads past the page cache to a GPU,
-// which take no CPU.
+// Writes from a GPU to tmpfs, where threads wait for each other in the kernel; and reads past the page cache, which
+// take no CPU.
 bool Request::fits_one_lane() const {
-  const bool is_plain = engine::moves_bytes(kind) && spans.size() == 1 && spans[0].gpu != nullptr && !transforms;
+  const bool is_plain = engine::moves_bytes(kind) && spans.size() == 1 && !transforms;
   if (!is_plain || total_bytes > run_on_caller_bytes_max || deadline != TimePoint::max()) return false;
   StoreEntry& entry = *stores[0].entry;
   const StoreInfo& info = entry.info();
   const engine::Description& engine = (*environment_->engines)[entry.engine()]->description();
-  if (direction == Direction::write) return info.locality == Locality::memory && engine.inline_queue;
+  cuda::Device* const gpu = spans[0].gpu;
+  if (direction == Direction::write) {
+    return gpu != nullptr && info.locality == Locality::memory && engine.inline_queue;
+  }
   const bool is_past_cache =
       cache == Cache::bypass || (cache == Cache::automatic && !stores[0].stays_cached && entry.seems_cold());
   return info.locality == Locality::local && entry.direct() && is_past_cache && engine.sleeps_in_kernel &&
-         !reads_straight(*spans[0].gpu, entry);
+         (gpu == nullptr || !reads_straight(*gpu, entry));
 }
 
 cuda::Device* Request::gpu_for_caller() const {

@@ -3,10 +3,15 @@
 
 #include <coroutine>
 #include <exception>
+#include <functional>
 #include <future>
+#include <thread>
+#include <vector>
 
+#include "api/context_builder.h"
 #include "integration/context_fixture.h"
 #include "penstock/await.h"
+#include "support/gated_engine.h"
 
 namespace penstock::test {
 namespace {
@@ -69,6 +74,38 @@ TEST_F(Awaiting, everyone_who_asks_is_called_once_whenever_they_ask) {
     ticket.wait();
     ticket.then([&] { called[2].set_value(ticket.ended()); });
     for (auto& one : called) EXPECT_TRUE(one.get_future().get());
+  }
+}
+
+TEST_F(Awaiting, every_look_at_a_ticket_makes_progress) {
+  using namespace std::chrono_literals;
+  const std::vector<std::function<void(const Ticket&)>> looks = {
+      [](const Ticket& ticket) { static_cast<void>(ticket.ended()); },
+      [](const Ticket& ticket) { static_cast<void>(ticket.outcome()); },
+      [](const Ticket& ticket) { static_cast<void>(ticket.bytes_done()); },
+      [](const Ticket& ticket) { static_cast<void>(ticket.wait_for(0s)); },
+      [](const Ticket& ticket) { static_cast<void>(Ticket::wait_any({&ticket, 1}, 0s)); },
+  };
+  for (std::size_t i = 0; i < looks.size(); ++i) {
+    const auto gate = std::make_shared<Gate>("file");
+    engine::Table engines;
+    engines.push_back(std::make_unique<GatedEngine>(std::vector{gate}));
+    Context context = ContextBuilder::build(std::move(engines), options_).value();
+    const Store store = context.open(folder_.path("file")).value();
+    std::vector<std::byte> memory(4096);
+    const Range range{&store, 0, Region::host(memory.data(), memory.size())};
+    gate->close();
+    const Ticket ticket = context.submit(Direction::read, {&range, 1}).value();
+    // On a thread that did not submit it.
+    std::jthread poller([&] {
+      EXPECT_TRUE(eventually([&] {
+        looks[i](ticket);
+        return gate->was_polled_here();
+      })) << i;
+    });
+    poller.join();
+    gate->open();
+    EXPECT_EQ(ticket.wait(), Outcome::done);
   }
 }
 

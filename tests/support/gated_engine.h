@@ -16,7 +16,9 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -41,6 +43,11 @@ class Gate {
   void hang() { set(State::hanging); }
   // As open, but operations end with an error.
   void fail() { set(State::failing); }
+  // Whether this thread has looked at operations in flight.
+  bool was_polled_here() const {
+    const std::scoped_lock lock(mutex_);
+    return pollers_.contains(std::this_thread::get_id());
+  }
   Counts counts() const {
     const std::scoped_lock lock(mutex_);
     return counts_;
@@ -54,8 +61,9 @@ class Gate {
     const std::scoped_lock lock(mutex_);
     state_ = state;
   }
-  State state() const {
+  State poll() {
     const std::scoped_lock lock(mutex_);
+    pollers_.insert(std::this_thread::get_id());
     return state_;
   }
   void begin(std::uint64_t bytes) {
@@ -74,6 +82,7 @@ class Gate {
   mutable std::mutex mutex_;
   State state_ = State::open;
   Counts counts_;
+  std::set<std::thread::id> pollers_;
 };
 
 class GatedEngine : public engine::Engine {
@@ -177,7 +186,7 @@ class GatedEngine : public engine::Engine {
         return engine::Done{.cookie = op.cookie};
       }
       Gate& gate = store_of(op).gate();
-      const Gate::State state = gate.state();
+      const Gate::State state = gate.poll();
       if (state == Gate::State::hanging) return std::nullopt;
       if (state == Gate::State::closed && !held.is_cancelled) return std::nullopt;
       engine::Done done{.cookie = op.cookie, .route = Route::direct};
