@@ -252,8 +252,7 @@ class Kinds(Reopening):
         `dtype`, a type of NumPy as large as a record, gives records with fields. `timeout` is in seconds; 0: none but
         that of the Context.
         """
-        about = self[kind]
-        made = self.read_all([(about, index, 1 if count is None else count)], None if out is None else [out],
+        made = self.read_all([(kind, index, 1 if count is None else count)], None if out is None else [out],
                              dtype=dtype, device=device, stream=stream, timeout=timeout)[0]
         return made[0] if count is None and out is None else made
 
@@ -268,8 +267,7 @@ class Kinds(Reopening):
             domain = self._domain if device is None else device_domain(device)
             if domain == "host":
                 check_room(sum(kind.record_bytes * count for kind, _, _, count in wanted), 0)
-            made = [type_.allocate((count,), domain) for _, type_, _, count in wanted]
-            memories = [type_.memory_of_new(each, count) for each, (_, type_, _, count) in zip(made, wanted)]
+            made, memories = _new_memory([(type_, count) for _, type_, _, count in wanted], domain)
         else:
             made = list(out)
             if len(made) != len(wanted):
@@ -371,6 +369,28 @@ class Kinds(Reopening):
             raise invalid(f"records: has the shape {about.shape}, and a record of kind {kind.name!r} {one}",
                           f"give {one}, or (n, {', '.join(map(str, one))}) for n records")
         return memory
+
+
+def _new_memory(wanted: Sequence[tuple[RowType, int]], domain: str) -> tuple[list[Any], list[Memory]]:
+    """For so many records of each type. Arrays of NumPy are parts of one array of all records of their type; a tensor has
+    memory of its own, because saving a part would save all of it."""
+    if len(wanted) == 1 or domain != "host" or any(type_.frame.name != "np" for type_, _ in wanted):
+        made = [type_.allocate((count,), domain) for type_, count in wanted]
+        return made, [type_.memory_of_new(each, count) for each, (type_, count) in zip(made, wanted)]
+    counts: dict[RowType, int] = {}
+    for type_, count in wanted:
+        counts[type_] = counts.get(type_, 0) + count
+    arrays = {type_: type_.allocate((count,), domain) for type_, count in counts.items()}
+    pointers = {type_: type_.memory_of_new(array, counts[type_]).pointer for type_, array in arrays.items()}
+    begins = dict.fromkeys(counts, 0)
+    parts, memories = [], []
+    for type_, count in wanted:
+        begin = begins[type_]
+        begins[type_] = begin + count
+        array = arrays[type_]
+        parts.append(array[begin:begin + count])
+        memories.append(Memory(pointers[type_] + begin * type_.row_bytes, count * type_.row_bytes, domain, array))
+    return parts, memories
 
 
 def _check_device(memories: Sequence[Memory], device: Any) -> None:

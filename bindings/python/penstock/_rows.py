@@ -137,7 +137,7 @@ class RowType:
     def memory_of_new(self, made: Any, count: int) -> Memory:
         """Of what `allocate` gave, which has so many rows."""
         if self.frame.name == "np":
-            return Memory(made.ctypes.data, count * self.row_bytes, "host", made)
+            return Memory(made.__array_interface__["data"][0], count * self.row_bytes, "host", made)
         return memory_of(made) if made.is_cuda else Memory(made.data_ptr(), count * self.row_bytes, "host", made)
 
     def checked_out(self, out: Any, shape: tuple[int, ...]) -> Memory:
