@@ -36,10 +36,11 @@ class Copying {
 
   Status add(const Region& memory) {
     const std::uint64_t bytes = memory.size_bytes;
-    if (bytes > gathered_.size_bytes() - gathered_now_) {
+    const bool is_long = bytes > gathered_.size_bytes() / 2;
+    if (is_long || bytes > gathered_.size_bytes() - gathered_now_) {
       if (Status status = write_gathered(); !status) return status;
     }
-    if (bytes > gathered_.size_bytes() / 2) return write(memory);
+    if (is_long) return write(memory);
     if (bytes != 0) std::memcpy(gathered_.data() + gathered_now_, memory.data, bytes);
     gathered_now_ += bytes;
     return {};
