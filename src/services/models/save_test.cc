@@ -166,7 +166,7 @@ TEST_F(ModelSave, what_was_saved_is_cached_for_the_next_load_unless_the_cache_is
   for (const std::size_t size : {std::size_t{3} << 20, bytes_.size()}) {
     saved = {tensor("a", DType::u8, {100}, 5), tensor("long", DType::u8, {size}, 0), tensor("b", DType::u8, {7}, 20)};
     for (const Cache cache : {Cache::automatic, Cache::bypass}) {
-      Context context = Context::create({.lanes = 2, .cache = cache}).value();
+      Context context = Context::create({.cache = cache, .lanes = 2}).value();
       for (const bool durable : {false, true}) {
         const auto report = save_safetensors(context, path("x"), saved, {.durable = durable});
         ASSERT_TRUE(report.ok()) << report.error().message;
