@@ -377,6 +377,9 @@ TEST_F(InStreamOrder, more_words_are_made_while_a_stream_waits_where_all_are_in_
 }
 
 TEST_F(InStreamOrder, small_requests_behind_one_that_waits_go_past_it) {
+  if (!fake_ && std::getenv("CUDA_DEVICE_MAX_CONNECTIONS") != nullptr) {
+    GTEST_SKIP() << "copies stand behind those of the first request in its hardware queue";
+  }
   Context context = make_context();
   Store store = context.open(folder_.path("file")).value();
   const Buffer memory = context.allocate(Domain::cuda(0), mib).value();
