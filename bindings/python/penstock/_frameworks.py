@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib.util
 import mmap
 import os
@@ -66,6 +67,7 @@ def unsavable(name: str, dtype: Any) -> Error:
     return unsupported(name, str(dtype), "safetensors has no such type", "convert it, or leave it out")
 
 
+@functools.lru_cache(maxsize=None)
 def item_bytes(dtype: str) -> int:
     """At multiples of which elements lie: those of "BF16" of 2."""
     return int(dtype[-2:]) // 8 if dtype[-2:].isdecimal() else 1
@@ -119,6 +121,10 @@ class Framework:
         """Whether a tensor may lie where it is in a file: it has bytes, which are not packed, and its elements lie at
         multiples of their size. Of a type that the framework lacks it says nothing."""
         return whole[3] != 0 and not whole[8] and bool(whole[5] % item_bytes(whole[1]) == 0)
+
+    def view_one(self, memory: Any, spec: Spec) -> Any:
+        """A tensor where it lies in a file that is memory."""
+        return self.view(memory, [spec], [spec[5]])[0]
 
     def allocate_bytes(self, size_bytes: int, domain: str) -> Any:
         """An array or a tensor of bytes."""
@@ -339,6 +345,13 @@ class Torch(Framework):
     def view(self, memory: Any, specs: Sequence[Spec], offsets: Sequence[int]) -> list[Any]:
         """Tensors that lie in memory already."""
         return list(self.in_buffer(memory, specs, offsets))
+
+    def view_one(self, memory: Any, spec: Spec) -> Any:
+        bytes_of_item = item_bytes(spec[1])
+        if bytes_of_item == 1:
+            return super().view_one(memory, spec)
+        return self.torch.frombuffer(memory, dtype=self.types[spec[1]], count=spec[3] // bytes_of_item,
+                                     offset=spec[5]).resize_(spec[2])
 
     def in_buffer(self, memory: Any, specs: Sequence[Spec], offsets: Sequence[int]) -> Iterator[Any]:
         """Tensors with bytes, each with a storage of its own."""

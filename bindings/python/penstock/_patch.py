@@ -313,21 +313,25 @@ class _Asking(ours):
         return self._model.tensor(self._model.find(name)).packing != ""
 
     def get_slice(self, name: str) -> Any:
-        reopen = self._reopen
-        found = _ours_or_theirs(lambda: ours.get_slice(self, name), lambda: reopen().get_slice(name))
+        try:
+            found: Any = ours.get_slice(self, name)
+        except _errors.Error:
+            found = _ours_or_theirs(lambda: ours.get_slice(self, name), lambda: self._reopen().get_slice(name))
         if isinstance(found, Slice) and not self._is_packed(name):
-            # Torch's tensors are indexed by torch there too, if they are mapped; others by rules of its own.
-            by_rules = self._frame.name == "np" or self._backend == "pread"
-            shape = found.get_shape()
-
-            def ask(index: Any, mine: Callable[[], Any]) -> Any:
-                def theirs() -> Any:
-                    return reopen().get_slice(name)[index]
-
-                return theirs() if by_rules and not _plain_index(index, shape) else _ours_or_theirs(mine, theirs)
-
-            found.ask = ask
+            found.ask = functools.partial(self._ask, name, found)
         return found
+
+    def _ask(self, name: str, found: Slice, index: Any, mine: Callable[[], Any]) -> Any:
+        reopen = self._reopen
+
+        def theirs() -> Any:
+            return reopen().get_slice(name)[index]
+
+        # Torch's tensors are indexed by torch there too, if they are mapped; others by rules of its own.
+        by_rules = self._frame.name == "np" or self._backend == "pread"
+        if by_rules and not _plain_index(index, found.get_shape()):
+            return theirs()
+        return _ours_or_theirs(mine, theirs)
 
 
 def _plain_index(index: Any, shape: Sequence[int]) -> bool:

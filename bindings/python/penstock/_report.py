@@ -99,8 +99,11 @@ class Total:
             return
         total = self.report
         total.seconds += seconds
-        for name in ("bytes", "wanted_bytes", "read_bytes", "packed_bytes", "stored_bytes"):
-            setattr(total, name, getattr(total, name) + getattr(report, name))
+        total.bytes += report.bytes
+        total.wanted_bytes += report.wanted_bytes
+        total.read_bytes += report.read_bytes
+        total.packed_bytes += report.packed_bytes
+        total.stored_bytes += report.stored_bytes
         for route, count in report.routes.items():
             total.routes[route] = total.routes.get(route, 0) + count
 

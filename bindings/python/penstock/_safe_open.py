@@ -38,6 +38,10 @@ NEAR = 32
 LATE_ONES = 4
 
 
+# The page faults of a shorter tensor cost less than a call that maps its pages.
+POPULATED_FROM_BYTES = 512 << 10
+
+
 def natural_order(name: str) -> list[tuple[int, str]]:
     """Sorts "layer.10" behind "layer.9"."""
     return [(len(number), number) if digits else (0, text)
@@ -406,10 +410,11 @@ class safe_open:
             return None
         begun = time.monotonic()
         with frame.normal_mode():
-            [tensor] = frame.view(memory.memory, [whole], [whole[5]])
+            tensor = frame.view_one(memory.memory, whole)
             if intervals is not None:
                 tensor = frame.part(tensor, dimension, intervals)
-        memory.populate(context_of(source._context)._core, rows_in_file(whole, intervals if dimension == 0 else None))
+        if whole[3] >= POPULATED_FROM_BYTES:
+            memory.populate(context_of(source._context)._core, rows_in_file(whole, intervals if dimension == 0 else None))
         size_bytes = whole[3] if intervals is None else frame.size_of(tensor)
         with self._lock:
             self._total.add(begun, mapped_report(size_bytes, time.monotonic() - begun))
@@ -480,6 +485,11 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+def is_all(index: Any) -> bool:
+    return index is Ellipsis or (
+        type(index) is slice and index.start is None and index.stop is None and index.step is None)
+
+
 class Slice:
     """A tensor in a file, of which indexing loads a part: what lies before and behind it is not read. It may be used
     when the file that it came from is closed."""
@@ -514,6 +524,8 @@ class Slice:
         # As the framework has it: of types of less than a byte, the last dimension counts bytes there, which no part of
         # the file can be told by.
         shape = frame.shape_of(tensor)
+        if is_all(index) and len(shape) > 0 and 0 not in shape:
+            return self._file._whole(self._index)
         with self._naming(index, shape):
             planned = plan(frame.name, shape, index, len(shape) - (tensor.dtype in PACKED_BITS))
         if planned is None:
