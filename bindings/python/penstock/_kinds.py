@@ -23,6 +23,7 @@ from ._streams import on_its_gpu, wait_for_streams
 _ANYWHERE = (1 << 64) - 1
 _MOST_ID = (1 << 32) - 1
 _NAMED = 10  # kinds in a message
+_BRIEF_BYTES = 64 << 10  # of records that are read without asking how much memory is free
 
 
 class Kind(NamedTuple):
@@ -252,22 +253,76 @@ class Kinds(Reopening):
         `dtype`, a type of NumPy as large as a record, gives records with fields. `timeout` is in seconds; 0: none but
         that of the Context.
         """
-        made = self.read_all([(kind, index, 1 if count is None else count)], None if out is None else [out],
+        if out is None and dtype is None and stream is None and type(index) is int and index >= 0 and \
+                (count is None or type(count) is int and count >= 0):
+            records = self._read_here(self[kind], index, 1 if count is None else count, device, timeout)
+            if records is not None:
+                return records[0] if count is None else records
+        about = self[kind]
+        made = self.read_all([(about, index, 1 if count is None else count)], None if out is None else [out],
                              dtype=dtype, device=device, stream=stream, timeout=timeout)[0]
         return made[0] if count is None and out is None else made
+
+    def _read_here(self, kind: Kind, index: int, count: int, device: Any, timeout: float) -> Any:
+        """Records that follow each other, in new host memory. None: they are not so plain."""
+        if not self._is_host(device) or index + count > kind.records or count * kind.record_bytes > _BRIEF_BYTES:
+            return None
+        type_ = self._row_type(kind, None)
+        made = type_.allocate_brief(count)
+        if made is None:
+            return None
+        address = type_.frame.address(made)
+        self._report = self._open().read([(kind.id, index, count, address, count * kind.record_bytes, "host")],
+                                         0.0 if timeout == 0 else seconds("timeout", timeout), [made])
+        return made
+
+    def _is_host(self, device: Any) -> bool:
+        return self._domain == "host" if device is None else type(device) is str and device == "cpu"
+
+    def _brief(self, reads: Sequence[Any]) -> Optional[tuple[list[Any], list[tuple[Any, ...]]]]:
+        """New memory for each, and what the core is asked for. None: they are not all plain and short."""
+        known: dict[str, tuple[Kind, RowType]] = {}
+        made, given, left_bytes = [], [], _BRIEF_BYTES * 16
+        for each in reads:
+            if type(each) is not tuple or not 2 <= len(each) <= 3 or type(each[0]) is not str:
+                return None
+            index, count = each[1], each[2] if len(each) == 3 else 1
+            if type(index) is not int or type(count) is not int or index < 0 or count < 0:
+                return None
+            about = known.get(each[0])
+            if about is None:
+                kind = self[each[0]]
+                about = known[each[0]] = kind, self._row_type(kind, None)
+            kind, type_ = about
+            size_bytes = count * kind.record_bytes
+            left_bytes -= size_bytes
+            memory = type_.allocate_brief(count) if index + count <= kind.records and left_bytes >= 0 else None
+            if memory is None:
+                return None
+            made.append(memory)
+            given.append((kind.id, index, count, type_.frame.address(memory), size_bytes, "host"))
+        return made, given
 
     def read_all(self, reads: Iterable[tuple[Any, ...]], out: Optional[Sequence[Any]] = None, *, dtype: Any = None,
                  device: Any = None, stream: Any = None, timeout: float = 0) -> list[Any]:
         """Many at once, as one request: `reads` are (kind, index) or (kind, index, count), of any kinds. Returns what
         `read` would for each with a count. For many records of one kind, `rows` takes less time."""
         core = self._open()
+        if out is None and dtype is None and stream is None and self._is_host(device):
+            reads = list(reads)
+            brief = self._brief(reads)
+            if brief is not None:
+                made, given = brief
+                self._report = core.read(given, seconds("timeout", timeout), made)
+                return made
         known: dict[Any, tuple[Kind, RowType]] = {}
         wanted = [self._wanted(each, known, dtype) for each in reads]
         if out is None:
             domain = self._domain if device is None else device_domain(device)
             if domain == "host":
                 check_room(sum(kind.record_bytes * count for kind, _, _, count in wanted), 0)
-            made, memories = _new_memory([(type_, count) for _, type_, _, count in wanted], domain)
+            made = [type_.allocate((count,), domain) for _, type_, _, count in wanted]
+            memories = [type_.memory_of_new(each, count) for each, (_, type_, _, count) in zip(made, wanted)]
         else:
             made = list(out)
             if len(made) != len(wanted):
@@ -338,7 +393,8 @@ class Kinds(Reopening):
 
     def _row_type(self, kind: Kind, dtype: Any) -> RowType:
         if dtype is None:
-            return RowType(framework_named(self._framework), kind.name, kind.type, kind.shape, kind.record_bytes, "records")
+            return _plain_row_type(framework_named(self._framework), kind.name, kind.type, tuple(kind.shape),
+                                   kind.record_bytes)
         frame, wanted = framework_named("np"), numpy_type(dtype)
         if wanted.hasobject or wanted.itemsize == 0 or kind.record_bytes % wanted.itemsize:
             raise invalid(f"dtype: {wanted} has {wanted.itemsize} bytes, and a record of {kind.name!r} {kind.record_bytes}",
@@ -371,26 +427,9 @@ class Kinds(Reopening):
         return memory
 
 
-def _new_memory(wanted: Sequence[tuple[RowType, int]], domain: str) -> tuple[list[Any], list[Memory]]:
-    """For so many records of each type. Arrays of NumPy are parts of one array of all records of their type; a tensor has
-    memory of its own, because saving a part would save all of it."""
-    if len(wanted) == 1 or domain != "host" or any(type_.frame.name != "np" for type_, _ in wanted):
-        made = [type_.allocate((count,), domain) for type_, count in wanted]
-        return made, [type_.memory_of_new(each, count) for each, (type_, count) in zip(made, wanted)]
-    counts: dict[RowType, int] = {}
-    for type_, count in wanted:
-        counts[type_] = counts.get(type_, 0) + count
-    arrays = {type_: type_.allocate((count,), domain) for type_, count in counts.items()}
-    pointers = {type_: type_.memory_of_new(array, counts[type_]).pointer for type_, array in arrays.items()}
-    begins = dict.fromkeys(counts, 0)
-    parts, memories = [], []
-    for type_, count in wanted:
-        begin = begins[type_]
-        begins[type_] = begin + count
-        array = arrays[type_]
-        parts.append(array[begin:begin + count])
-        memories.append(Memory(pointers[type_] + begin * type_.row_bytes, count * type_.row_bytes, domain, array))
-    return parts, memories
+@functools.lru_cache(maxsize=1024)
+def _plain_row_type(frame: Any, name: str, type_: str, shape: tuple[int, ...], record_bytes: int) -> RowType:
+    return RowType(frame, name, type_, shape, record_bytes, "records")
 
 
 def _check_device(memories: Sequence[Memory], device: Any) -> None:

@@ -134,10 +134,19 @@ class RowType:
             except (MemoryError, RuntimeError) as error:
                 raise about_memory(error, f"no room for {count} bytes of {self.things} on {domain}", "ask for less") from None
 
+    def allocate_brief(self, count: int) -> Any:
+        """Host memory for a few short rows. None: `allocate` knows more."""
+        frame = self.frame
+        if frame.name == "np":
+            return frame.numpy.empty((count, *self.row_shape), self.dtype)
+        if frame.torch.is_inference_mode_enabled():
+            return None
+        return frame.torch.empty((count, *self.row_shape), dtype=self.dtype, device="cpu")
+
     def memory_of_new(self, made: Any, count: int) -> Memory:
         """Of what `allocate` gave, which has so many rows."""
         if self.frame.name == "np":
-            return Memory(made.__array_interface__["data"][0], count * self.row_bytes, "host", made)
+            return Memory(self.frame.address(made), count * self.row_bytes, "host", made)
         return memory_of(made) if made.is_cuda else Memory(made.data_ptr(), count * self.row_bytes, "host", made)
 
     def checked_out(self, out: Any, shape: tuple[int, ...]) -> Memory:

@@ -112,11 +112,13 @@ class Store(Reopening):
              count: Optional[int] = None, device: Any = "cpu", framework: Optional[str] = None,
              progress: Progress = None) -> Any:
         """Reads into new memory: a torch tensor or a NumPy array (`framework`) of uint8. Without a size, up to the end."""
-        target = self._allocate(offset, size, lba, count, device, framework)
-        if size is not None and device == "cpu" and lba is None and progress is None:
-            address = target.data_ptr() if hasattr(target, "data_ptr") else target.ctypes.data
-            if self._read_brief(address, offset, size) is not None:
+        if type(size) is int and size >= 0 and device == "cpu" and lba is None and count is None and progress is None:
+            frame = framework_named(framework)
+            target = frame.allocate_bytes(size, "host")
+            if self._read_brief(frame.address(target), offset, size) is not None:
                 return target
+        else:
+            target = self._allocate(offset, size, lba, count, device, framework)
         self.read_into(target, offset, lba=lba, progress=progress)
         return target
 
