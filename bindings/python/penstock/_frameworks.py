@@ -283,6 +283,10 @@ class Torch(Framework):
         tensor: Any = self._empty_bytes(size_bytes)
         return tensor
 
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """On the CPU. None in inference mode, where it would be one of that mode."""
+        return None if self.torch.is_inference_mode_enabled() else self._empty_bytes(shape, dtype=dtype)
+
     def address(self, tensor: Any) -> int:
         address: int = tensor.data_ptr()
         return address

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import array
+import mmap
 import operator
 import reprlib
 from typing import Any, NamedTuple, Optional
@@ -12,6 +14,9 @@ from ._modules import loaded
 
 
 TORCH_DEVICES = "cpu", "cuda"  # by torch's name of their kind, those whose memory we reach
+
+# Of the host, and of the standard library.
+BUFFERS = bytearray, memoryview, mmap.mmap, array.array
 
 
 class Memory(NamedTuple):

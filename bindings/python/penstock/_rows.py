@@ -74,6 +74,8 @@ class RowsReport:
                 "filling": self.filling.as_dict()}
 
 
+_BRIEF_BYTES = 1 << 20  # of memory for rows that is allocated without asking how much is free
+
 
 class RowType:
     """What rows are to a framework: the type of an element, and the shape of a row in it."""
@@ -125,6 +127,10 @@ class RowType:
         count = self.row_bytes
         for length in shape:
             count *= length
+        if domain == "host" and count + beside_bytes <= _BRIEF_BYTES:
+            made = self.allocate_brief(*shape)
+            if made is not None:
+                return made
         check_room(count if domain == "host" else 0, beside_bytes)
         with frame.normal_mode():
             try:
@@ -134,14 +140,12 @@ class RowType:
             except (MemoryError, RuntimeError) as error:
                 raise about_memory(error, f"no room for {count} bytes of {self.things} on {domain}", "ask for less") from None
 
-    def allocate_brief(self, count: int) -> Any:
+    def allocate_brief(self, *shape: int) -> Any:
         """Host memory for a few short rows. None: `allocate` knows more."""
         frame = self.frame
         if frame.name == "np":
-            return frame.numpy.empty((count, *self.row_shape), self.dtype)
-        if frame.torch.is_inference_mode_enabled():
-            return None
-        return frame.torch.empty((count, *self.row_shape), dtype=self.dtype, device="cpu")
+            return frame.numpy.empty((*shape, *self.row_shape), self.dtype)
+        return frame.empty((*shape, *self.row_shape), self.dtype)
 
     def memory_of_new(self, made: Any, count: int) -> Memory:
         """Of what `allocate` gave, which has so many rows."""

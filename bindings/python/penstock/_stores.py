@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import array
 import functools
-import mmap
 import os
 from types import TracebackType
 from typing import Any, Optional
@@ -14,10 +12,9 @@ from ._closing import Closing, Reopening, absolute, file_mark
 from ._context import Context, context_of
 from ._errors import Error, invalid, make, name_file, naming
 from ._frameworks import framework as framework_named
-from ._memory import device_domain
+from ._memory import BUFFERS, device_domain
 from ._report import Progress, Report, log_read
 
-BUFFERS = bytearray, memoryview, mmap.mmap, array.array
 ACCESS = "read", "write", "create", "replace"
 
 
