@@ -137,6 +137,33 @@ TEST_F(LauncherTest, does_not_flush_what_was_not_written) {
   EXPECT_EQ(ops[0].kind, OpKind::write);
 }
 
+// What was let go of may come back late, or never.
+TEST(Launcher, starts_more_though_an_operation_that_was_let_go_of_has_not_come_back) {
+  Options options;
+  options.lanes = 1;
+  options.bytes_in_flight = 64 * launcher_kib;
+  options.staging_slot_bytes = 256 * launcher_kib;
+  options.staging_slots_per_lane = 1;
+  const auto memory = memory::Allocation::create({.domain = Domain::host(), .size_bytes = 256 << 10}).value();
+  SimulatedDisk disk(1, 1 << 20, {});
+  Simulation simulation(disk, options);
+  const penstock::Store store = simulation.open();
+  const auto read = [&](std::uint64_t offset, std::size_t length) {
+    const Range range{&store, offset, Region::host(memory->region().data, length)};
+    return simulation.submit(OpKind::read, {&range, 1});
+  };
+  disk.let_decide([](const Op&) { return Fate{.never = true}; });
+  const auto stuck = read(100, 70'000);  // through staging memory, and as much as may be in flight
+  ASSERT_TRUE(simulation.run_until([&] { return disk.stuck() != 0; }));
+  stuck->stop(Code::cancelled);
+  EXPECT_TRUE(simulation.run_until([&] { return stuck->ended(); }));
+  disk.let_decide([](const Op&) { return Fate{}; });
+  const auto next = read(0, 128 * launcher_kib);
+  EXPECT_TRUE(simulation.run_until([&] { return next->ended(); }));
+  EXPECT_EQ(next->outcome(), Outcome::done);
+  EXPECT_NE(disk.stuck(), 0U);
+}
+
 TEST(Launcher, fails_every_range_of_a_store_whose_queue_can_not_be_made) {
   Script script;
   script.name = "without";

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/test_syncs.h"
 #include "files/test_scratch.h"
 #include "files/transfer.h"
 
@@ -172,6 +173,19 @@ TEST_F(AFileStore, has_a_writer_only_when_it_was_opened_for_writing) {
   EXPECT_TRUE(store->writer()->reserve({0, 3}).ok());
   EXPECT_EQ(store->state()->size_bytes, 100U);
   EXPECT_TRUE(store->writer()->commit().ok());
+}
+
+TEST_F(AFileStore, syncs_a_new_name_until_that_has_worked_and_not_again) {
+  const std::string name = folder_.path("new");
+  const auto store = open(name, {.access = Access::create});
+  for (int i = 0; i < 2; ++i) {
+    const auto failed = test::syncs_of([&] { EXPECT_FALSE(store->writer()->sync_name().ok()); }, folder_.path());
+    EXPECT_EQ(failed, std::vector<std::string>{folder_.path() + "!"});
+  }
+  EXPECT_EQ(test::syncs_of([&] { EXPECT_TRUE(store->writer()->commit().ok()); }),
+            (std::vector<std::string>{name, folder_.path()}));
+  EXPECT_EQ(test::syncs_of([&] { EXPECT_TRUE(store->writer()->commit().ok()); }), std::vector<std::string>{name});
+  EXPECT_EQ(test::syncs_of([&] { EXPECT_TRUE(store->writer()->commit(false).ok()); }), std::vector<std::string>());
 }
 
 TEST_F(AFileStore, says_that_what_is_in_memory_does_not_last) {

@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <vector>
 
+#include "base/test_syncs.h"
 #include "base/unique_fd.h"
 #include "files/file_store.h"
 #include "files/leftovers.h"
@@ -95,6 +96,44 @@ TEST_F(Replace, takes_the_name_also_without_a_sync) {
   EXPECT_EQ(folder_.read("a"), "new content");
   EXPECT_TRUE(store->writer()->commit().ok()) << "which may come later";
   EXPECT_EQ(folder_.file_count(), 1U);
+}
+
+TEST_F(Replace, syncs_the_file_before_it_takes_the_name_and_the_folder_after) {
+  const std::string name = folder_.write("a", "old");
+  const std::string folder = folder_.path();
+  auto store = open(name);
+  put(*store, "new content");
+  const auto syncs = test::syncs_of([&] { EXPECT_TRUE(store->writer()->commit().ok()); });
+  ASSERT_EQ(syncs.size(), 2U);
+  EXPECT_TRUE(syncs[0].starts_with(folder + "/")) << syncs[0];
+  EXPECT_NE(syncs[0], name) << "it has not the name yet";
+  EXPECT_EQ(syncs[1], folder);
+  store = open(name);
+  EXPECT_EQ(test::syncs_of([&] { EXPECT_TRUE(store->writer()->commit(false).ok()); }), std::vector<std::string>());
+}
+
+TEST_F(Replace, keeps_the_old_file_where_the_new_one_can_not_be_synced_and_says_where_only_the_name_can_not) {
+  const std::string name = folder_.write("a", "old");
+  auto store = open(name);
+  put(*store, "new content");
+  const std::string temporary = test::syncs_of([&] { static_cast<void>(::fsync(store->buffered_fd())); }).at(0);
+  test::syncs_of(
+      [&] {
+        const Status refused = store->writer()->commit();
+        ASSERT_FALSE(refused.ok());
+        EXPECT_EQ(refused.error().system_error, EIO);
+      },
+      temporary);
+  EXPECT_EQ(folder_.read("a"), "old");
+  test::syncs_of(
+      [&] {
+        const Status named = store->writer()->commit();
+        ASSERT_FALSE(named.ok());
+        EXPECT_EQ(named.error().code, Code::not_durable);
+      },
+      folder_.path());
+  EXPECT_EQ(folder_.read("a"), "new content");
+  EXPECT_TRUE(store->writer()->commit().ok()) << "tried again";
 }
 
 TEST_F(Replace, follows_no_link_of_another_user_in_a_folder_that_is_anyones) {

@@ -16,6 +16,7 @@
 #include <random>
 #include <thread>
 
+#include "base/test_syncs.h"
 #include "integration/context_fixture.h"
 #include "integration/machine.h"
 #include "support/other_user.h"
@@ -479,6 +480,29 @@ TEST_F(KindsOfRecords, leave_their_bytes_where_they_are_when_a_kind_is_removed) 
   const Kind again =
       kinds.add({.name = "again", .start_byte = 0, .capacity = 10, .record_bytes = record_bytes, .records = 3}).value();
   EXPECT_TRUE(has(kinds, {again.id, 0, 3}));
+}
+
+TEST_F(KindsOfRecords, records_are_synced_before_the_dictionary_counts_them) {
+  options_.engine = "posix";  // a ring's syncs are the kernel's own
+  Context context = make_context();
+  const Kinds kinds = Kinds::create(context, path_).value();
+  const Kind kind = kinds.add({.name = "a", .capacity = 10, .record_bytes = record_bytes}).value();
+  const std::string folder = std::filesystem::path(path_).parent_path().string();
+  const auto syncs = syncs_of([&] { EXPECT_TRUE(append(kinds, kind.id, 0, 3).ok()); });
+  const auto of_records = std::ranges::find(syncs, path_);
+  const auto of_folder = std::ranges::find(syncs, folder);
+  ASSERT_NE(of_records, syncs.end());
+  ASSERT_NE(of_folder, syncs.end()) << "of the dictionary that takes the name";
+  EXPECT_LT(of_records - syncs.begin(), of_folder - syncs.begin());
+  // The dictionary counts though its name may be lost: that is told.
+  syncs_of(
+      [&] {
+        const auto appended = append(kinds, kind.id, 3, 3);
+        ASSERT_FALSE(appended.ok());
+        EXPECT_EQ(appended.error().code, Code::not_durable) << appended.error().message;
+      },
+      folder);
+  EXPECT_EQ(Kinds::open(context, path_)->find("a")->records, 6U);
 }
 
 }  // namespace

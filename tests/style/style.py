@@ -45,7 +45,8 @@ USERS = {"src/cli/": (),
                            "base/fork_safe_mutex.h", "base/held_folder.h", "base/keyed_hash.h", "base/link_target.h",
                            "base/log.h",
                            "base/made_folders.h", "base/open_hint.h", "base/out_of_memory.h", "base/runs_callback.h",
-                           "base/uninterrupted.h", "base/unique_fd.h", "base/writers.h", "cuda/row_cache.h"),
+                           "base/test_syncs.h", "base/uninterrupted.h", "base/unique_fd.h", "base/writers.h",
+                           "cuda/row_cache.h"),
          "src/daemon/": (), "src/capi/": (), "bindings/": ()}
 
 

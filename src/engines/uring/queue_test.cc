@@ -399,6 +399,16 @@ TEST_F(UringQueue, sleeps_until_a_call_has_been_run) {
   }
 }
 
+TEST_F(UringQueue, has_a_place_again_for_each_call_that_has_ended) {
+  struct Nothing : engine::Call {
+    void run() override {}
+  } nothing;
+  const auto lane = queue({.depth = 2});
+  for (std::uint64_t cookie = 1; cookie < 20; ++cookie) {
+    ASSERT_EQ(run(*lane, {.kind = OpKind::call, .call = &nothing, .cookie = cookie}).code, Code::ok);
+  }
+}
+
 TEST_F(UringQueue, answers_what_it_can_not_do_with_a_code) {
   if (!std::filesystem::exists("/dev/shm")) GTEST_SKIP() << "no /dev/shm";
   const files::ScratchFolder shm("/dev/shm");

@@ -6,6 +6,7 @@
 #include <sstream>
 #include <vector>
 
+#include "base/test_syncs.h"
 #include "penstock/models.h"
 #include "services/models/check.h"
 #include "services/models/sha256.h"
@@ -43,6 +44,20 @@ class ModelSave : public ModelTest {
       Context::create({.lanes = 2, .deadlines = {.cancel_grace_seconds = 5, .close_seconds = 10}}).value();
   std::string bytes_;
 };
+
+TEST_F(ModelSave, a_file_is_synced_before_it_has_its_name_unless_that_is_not_wanted) {
+  for (const bool packed : {false, true}) {
+    for (const bool durable : {true, false}) {
+      const auto syncs = penstock::test::syncs_of([&] {
+        EXPECT_TRUE(save_safetensors(context_, path("x"), tensors(), {.durable = durable, .packed = packed}).ok());
+      });
+      ASSERT_EQ(syncs.size(), durable ? 2U : 0U);
+      if (!durable) continue;
+      EXPECT_TRUE(syncs[0].starts_with(folder_.string() + "/") && syncs[0] != path("x")) << syncs[0];
+      EXPECT_EQ(syncs[1], folder_.string());
+    }
+  }
+}
 
 TEST_F(ModelSave, what_was_saved_comes_back) {
   const std::vector<TensorToSave> saved = tensors();

@@ -1,20 +1,15 @@
-// The order of syncs and steps: what a power cut could leave, which killing a process doesn't show. The calls of the
-// whole program come here, so those of SQLite too.
+// The order of syncs and steps, SQLite's too.
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <cerrno>
 #include <iterator>
-#include <mutex>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "base/test_syncs.h"
 #include "penstock/tiers.h"
 #include "services/tiers/fault_point.h"
 #include "services/tiers/test_tiers.h"
@@ -22,62 +17,21 @@
 namespace penstock::tiers {
 namespace {
 
-// What was synced, by path, and the points in between, as "=point". An entry ends in "!" if it was made to fail.
-class Recorder {
- public:
-  static Recorder& get() {
-    static Recorder recorder;
-    return recorder;
-  }
-  void start(std::string failing = {}) {
-    const std::scoped_lock lock(mutex_);
-    events_.clear();
-    failing_ = std::move(failing);
-    is_on_ = true;
-    set_fault_hook([this](std::string_view point) { add("=" + std::string(point)); });
-  }
-  std::vector<std::string> stop() {
-    set_fault_hook({});
-    const std::scoped_lock lock(mutex_);
-    is_on_ = false;
-    return events_;
-  }
-  // 0, or the error that the call is to have.
-  int on_sync(int fd) {
-    if (!is_on_) return 0;
-    std::array<char, 4096> path{};
-    const std::string link = "/proc/self/fd/" + std::to_string(fd);
-    const ssize_t length = ::readlink(link.c_str(), path.data(), path.size());
-    const std::string name(path.data(), static_cast<std::size_t>(std::max<ssize_t>(length, 0)));
-    const bool fails = !failing_.empty() && name.ends_with(failing_);
-    add(fails ? name + "!" : name);
-    return fails ? EIO : 0;
-  }
-
- private:
-  void add(std::string event) {
-    const std::scoped_lock lock(mutex_);
-    events_.push_back(std::move(event));
-  }
-  std::mutex mutex_;
-  std::vector<std::string> events_;
-  std::string failing_;
-  std::atomic<bool> is_on_ = false;
-};
-
-int synced(int fd, long call) {
-  if (const int error = Recorder::get().on_sync(fd); error != 0) {
-    errno = error;
-    return -1;
-  }
-  return static_cast<int>(::syscall(call, fd));
-}
-
+using penstock::test::SyncRecorder;
 using namespace test;
 
+// The points in between are recorded as "=point".
 class TiersSyncs : public TiersTest {
  protected:
-  void TearDown() override { Recorder::get().stop(); }
+  void TearDown() override { stop(); }
+  static void start(const std::string& failing = {}) {
+    SyncRecorder::get().start(failing);
+    set_fault_hook([](std::string_view point) { SyncRecorder::get().add("=" + std::string(point)); });
+  }
+  static std::vector<std::string> stop() {
+    set_fault_hook({});
+    return SyncRecorder::get().stop();
+  }
   std::string path(const std::string& name) const { return folders_.path(name).string(); }
   // Whether `sync` stands between the last `from` before the first `to`, and that.
   static bool is_between(const std::vector<std::string>& events, const std::string& sync, const std::string& from,
@@ -107,9 +61,9 @@ TEST_F(TiersSyncs, of_a_move_come_before_the_steps_that_rely_on_them) {
     const std::string folder = std::to_string(files) + "/d";
     if (is_directory) moves.push_back({.name = folder, .to = "hdd"});
     for (const PlannedMove& move : moves) ASSERT_TRUE(tiers_.import(move.name).ok());
-    Recorder::get().start();
+    start();
     const auto moved = tiers_.move(moves);
-    const auto events = Recorder::get().stop();
+    const auto events = stop();
     ASSERT_TRUE(moved.ok() && moved->ok());
     const std::string all = text_of(events);
     const std::string wal = path("tiers.db-wal");
@@ -136,9 +90,9 @@ TEST_F(TiersSyncs, of_a_move_come_before_the_steps_that_rely_on_them) {
 TEST_F(TiersSyncs, that_fail_leave_the_unit_where_it_was) {
   for (const std::string failing : {"coming/1", "hdd/d", "tiers.db-wal"}) {
     put("nvme", "d/a", 10000);
-    Recorder::get().start(failing);
+    start(failing);
     const auto moved = tiers_.move("d/a", "hdd");
-    const auto events = Recorder::get().stop();
+    const auto events = stop();
     EXPECT_TRUE(std::ranges::any_of(events, [](const std::string& event) { return event.ends_with("!"); })) << failing;
     EXPECT_FALSE(moved.ok()) << failing << "\n" << text_of(events);
     tiers_ = {};
@@ -156,10 +110,10 @@ TEST_F(TiersSyncs, that_fail_leave_the_unit_where_it_was) {
 
 TEST_F(TiersSyncs, of_a_large_copy_come_before_the_catalog_says_how_much_is_safe) {
   put("nvme", "a", 24 << 20);
-  Recorder::get().start();
+  start();
   // Now and then, by the clock.
   const auto moved = tiers_.move("a", "hdd", {.bytes_per_second = 12 << 20});
-  const auto events = Recorder::get().stop();
+  const auto events = stop();
   ASSERT_TRUE(moved.ok());
   const auto saved = std::ranges::find(events, "=saved");
   ASSERT_NE(saved, events.end());
@@ -170,6 +124,27 @@ TEST_F(TiersSyncs, of_a_large_copy_come_before_the_catalog_says_how_much_is_safe
   EXPECT_NE(copy, saved) << text_of(events);
   EXPECT_NE(noted, saved) << text_of(events);
   EXPECT_LT(copy - events.begin(), noted - events.begin());
+}
+
+TEST_F(TiersSyncs, of_a_large_copy_that_is_stopped_come_before_the_catalog_says_how_much_is_safe) {
+  put("nvme", "a", 24 << 20);
+  std::uint64_t copied = 0;
+  start();
+  const auto stopped = tiers_.move("a", "hdd",
+                                   {.bytes_per_second = 32 << 20,
+                                    .keep_going = [&] { return copied == 0; },
+                                    .on_progress = [&](const MoveProgress& progress) { copied = progress.bytes; }});
+  const auto events = stop();
+  ASSERT_FALSE(stopped.ok());
+  ASSERT_GT(tiers_.find("a")->moved_bytes, 0U);
+  const auto copying = std::find(events.rbegin(), events.rend(), "=copying");
+  ASSERT_NE(copying, events.rend());
+  const auto copy = std::find_if(copying.base(), events.end(),
+                                 [](const std::string& event) { return event.find("coming/") != event.npos; });
+  const auto noted = std::find(copying.base(), events.end(), path("tiers.db-wal"));
+  EXPECT_NE(copy, events.end()) << text_of(events);
+  EXPECT_NE(noted, events.end()) << text_of(events);
+  EXPECT_LT(copy - events.begin(), noted - events.begin()) << text_of(events);
 }
 
 // He would write to a file without a name.
@@ -193,15 +168,3 @@ TEST_F(TiersTest, a_source_that_somebody_waits_to_write_to_keeps_its_name) {
 
 }  // namespace
 }  // namespace penstock::tiers
-
-extern "C" {
-int fsync(int fd) {
-  return penstock::tiers::synced(fd, SYS_fsync);
-}
-int fdatasync(int fd) {
-  return penstock::tiers::synced(fd, SYS_fdatasync);
-}
-int syncfs(int fd) noexcept {
-  return penstock::tiers::synced(fd, SYS_syncfs);
-}
-}
