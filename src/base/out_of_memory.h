@@ -22,7 +22,7 @@ inline Error out_of_memory() {
   try {
     error.hint =
         "free some memory, ask for less at once, or raise the limits of the process (ulimit -v) or its container";
-  } catch (const std::bad_alloc&) {
+  } catch (const std::bad_alloc&) {  // without a hint, then
   }
   return error;
 }

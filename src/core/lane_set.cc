@@ -73,7 +73,7 @@ bool wait_for_none(const std::atomic<std::uint32_t>& left, TimePoint until) {
 
 }  // namespace
 
-LaneSet::LaneSet(std::shared_ptr<Environment> environment)
+LaneSet::LaneSet(const std::shared_ptr<Environment>& environment)
     : LaneSet(environment, {.lanes = environment->options.lanes,
                             .staging_bytes = environment->options.staging_slot_bytes *
                                              environment->options.staging_slots_per_lane}) {}

@@ -46,7 +46,7 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
     bool has_long_slots = true;
   };
   // As the options say.
-  explicit LaneSet(std::shared_ptr<Environment> environment);
+  explicit LaneSet(const std::shared_ptr<Environment>& environment);
   LaneSet(std::shared_ptr<Environment> environment, const Size& size);
   ~LaneSet();
   LaneSet(const LaneSet&) = delete;

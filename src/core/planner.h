@@ -118,7 +118,7 @@ struct WindowPlan {
 // Whether plan_window looks at the residency: it costs a system call.
 inline bool wants_residency(const WindowFacts& facts) {
   return facts.direction == Direction::read && facts.locality != Locality::memory && facts.page_cache &&
-         !(facts.cache == Cache::bypass && facts.direct);
+         (facts.cache != Cache::bypass || !facts.direct);
 }
 // Nothing: no allowed route can carry the window.
 std::optional<WindowPlan> plan_window(const WindowFacts& facts);

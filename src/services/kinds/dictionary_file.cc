@@ -118,12 +118,16 @@ Status WriterLock::open(bool is_new) {
   }
   constexpr int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
   const std::string name = this->name();
+  int opened = -1;
   do {
-    fd_ = UniqueFd(::openat(folder, name.c_str(), flags));
-    is_made_ = !fd_ && errno == ENOENT;
-    if (is_made_) fd_ = UniqueFd(::openat(folder, name.c_str(), flags | O_CREAT | O_EXCL, 0600));
-  } while (!fd_ && (errno == EEXIST || errno == EINTR));
-  if (!fd_) return system_error(errno, "open " + path(), open_hint(errno, path(), Access::create));
+    opened = ::openat(folder, name.c_str(), flags);
+    is_made_ = opened < 0 && errno == ENOENT;
+    if (is_made_) opened = ::openat(folder, name.c_str(), flags | O_CREAT | O_EXCL, 0600);
+  } while (opened < 0 && (errno == EEXIST || errno == EINTR));
+  if (const int error = errno; opened < 0) {
+    return system_error(error, "open " + path(), open_hint(error, path(), Access::create));
+  }
+  fd_ = UniqueFd(opened);
   if (is_made_) {
     if (is_there) share_with_writers_of(dictionary);
     return {};

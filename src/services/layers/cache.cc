@@ -115,6 +115,7 @@ Status Cache::cut() {
     if (Status status = context_.prepare(options_.domain); !status) return status;
   }
   std::vector<std::uint64_t> sizes;
+  sizes.reserve(groups_.size());
   for (const Group& group : groups_) sizes.push_back(group.layout.slot_bytes);
   const auto largest = std::ranges::max_element(sizes);
   if (slot_bytes_for(*largest) > options_.budget_bytes) {
@@ -275,6 +276,7 @@ Error Cache::no_slot(const Class& slots) const {
 }
 
 Status Cache::wait_for_load(std::unique_lock<std::mutex>& lock, const Ticket& ticket, TimePoint deadline) {
+  // It may be another once the lock is released. NOLINTNEXTLINE(performance-unnecessary-copy-initialization)
   const Ticket loading = ticket;
   lock.unlock();
   const bool has_ended = loading.wait_for(deadline - Clock::now());

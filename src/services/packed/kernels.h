@@ -84,7 +84,7 @@ template <Kind kind>
 inline ByteTables byte_tables_of(const StoredTile& tile) {
   constexpr Division division = division_of(kind);
   constexpr bool is_split = division.byte_bytes != 0;
-  ByteTables tables;
+  ByteTables tables;  // NOLINT(cppcoreguidelines-pro-type-member-init): all of it is written
   for (std::uint32_t code = 0; code < dictionary_size; ++code) {
     const std::uint32_t symbol = tile.dictionary[code] & division.symbol_mask;
     tables.first[code] = static_cast<std::uint8_t>(is_split ? symbol >> 1 : symbol << (kind == Kind::f8_e4m3 ? 3 : 2));
