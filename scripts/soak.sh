@@ -19,7 +19,8 @@
 #   tiers    processes that move units between tiers, killed at PENSTOCK_TIER_KILLS random times (default: 2,000), every
 #            byte compared; then PENSTOCK_TIER_OPERATIONS operations of several at once, compared with a model (default:
 #            2,000); then PENSTOCK_TIER_RACES rounds as root against a user who exchanges his folders for links (default:
-#            300)
+#            300), and PENSTOCK_STORM_ROUNDS rounds of writes, moves, saves, loads and gathers while each thread gets a
+#            signal every 100 us (default: 100)
 #   python   the Python package in PENSTOCK_PYTHON_ROUNDS rounds (default: 200) of two programs: one whose threads make their
 #            first reads while it forks, and one that changes tensors that are read into, beside a busy executor
 #   nvme     the NVMe driver against a controller that misbehaves, with PENSTOCK_NVME_SEEDS seeds of 3,000 operations and
@@ -96,10 +97,12 @@ run_seeds() {
 }
 
 run_tiers() {
-  build release unit_services &&
+  build release unit_services integration &&
     PENSTOCK_TIER_KILLS=${PENSTOCK_TIER_KILLS:-2000} PENSTOCK_TIER_OPERATIONS=${PENSTOCK_TIER_OPERATIONS:-2000} \
       PENSTOCK_TIER_RACES=${PENSTOCK_TIER_RACES:-300} \
-      build/bin/unit_services --gtest_filter='TiersModel.*:TiersCrash.*:*TiersHostile.*' --gtest_brief=1
+      build/bin/unit_services --gtest_filter='TiersModel.*:TiersCrash.*:*TiersHostile.*' --gtest_brief=1 &&
+    PENSTOCK_STORM_ROUNDS=${PENSTOCK_STORM_ROUNDS:-100} build/bin/integration --gtest_filter='InASignalStorm.*' \
+      --gtest_brief=1
 }
 
 # With the interpreter that the package was built for.
