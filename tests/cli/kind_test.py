@@ -260,7 +260,7 @@ class Interrupted(ToolTest):
         wait_until(lambda: os.stat(self.store).st_mtime_ns != before)
         self.end(process)
         self.assertEqual(self.json_of("kind", "check", self.store)["kinds"][0]["records"], 0)
-        self.assertEqual(self.names(), ["new", "records.bin", "records.bin.kinds.json"])
+        self.assertEqual(self.names(), ["new", "records.bin", "records.bin.kinds.json", "records.bin.kinds.json.lock"])
 
 
 class Docs(ToolTest):
