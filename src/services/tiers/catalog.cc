@@ -210,17 +210,18 @@ Status check_trusted(const std::string& path) {
   struct stat folder = {};
   if (::stat(parent.c_str(), &folder) != 0) return {};  // opening says why
   const bool is_open = (folder.st_mode & S_IWOTH) != 0;
-  if (!is_known(folder) || (is_open && (folder.st_mode & S_ISVTX) == 0)) {
-    return not_trusted("another user may exchange the catalog, since he may write to its folder " + parent,
+  // A sticky folder does not do: SQLite would take a log that he puts there between a look and its opening.
+  if (!is_known(folder) || is_open) {
+    return not_trusted("another user may exchange the catalog, or its log, since he may write to its folder " + parent,
                        "keep it in a folder of your own, or change its owner or mode (chown, chmod o-w)");
   }
   if (Status above = check_above(path, 0); !above) return above;
-  const bool is_shared = (file.st_mode & S_IWGRP) != 0 && !is_open;
+  const bool is_shared = (file.st_mode & S_IWGRP) != 0;
   for (const char* ending : {"-wal", "-shm", "-journal", "-units"}) {
     const std::string beside = path + ending;
     struct stat own = {};
     if (::lstat(beside.c_str(), &own) != 0) continue;
-    if (S_ISREG(own.st_mode) && (is_known(own) || is_shared)) continue;
+    if (S_ISREG(own.st_mode) && own.st_nlink == 1 && (is_known(own) || is_shared)) continue;
     return not_trusted(beside + " is another user's, or no file", "look at it, and remove it");
   }
   return {};

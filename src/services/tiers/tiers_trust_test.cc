@@ -186,15 +186,22 @@ TEST_F(TiersTrust, a_catalog_that_another_user_decides_about_is_refused) {
   fs::permissions(folders_.path("."), fs::perms(0777));
   expect_refused("in everybody's folder");
   fs::permissions(folders_.path("."), fs::perms(01777));
-  EXPECT_EQ(text_of(open()), "ok");
-  // Such a folder takes what he puts beside it.
+  expect_refused("in a folder that takes what he puts beside it");
+  // What he has put there before.
   for (const std::string ending : {"-wal", "-shm", "-units"}) {
+    fs::permissions(folders_.path("."), fs::perms(01777));
     fs::remove(catalog + ending);
     ASSERT_TRUE(as_other([&] { return ::mknod((catalog + ending).c_str(), S_IFREG | 0666, 0) == 0; }));
+    fs::permissions(folders_.path("."), fs::perms(0755));
     expect_refused(ending);
     fs::remove(catalog + ending);
-    ASSERT_TRUE(as_other([&] { return ::symlink("/dev/null", (catalog + ending).c_str()) == 0; }));
+    fs::create_symlink("/dev/null", catalog + ending);
     expect_refused(ending + " as a link");
+    fs::remove(catalog + ending);
+    write_file(folders_.path("mine"), "mine");
+    fs::create_hard_link(folders_.path("mine"), catalog + ending);
+    expect_refused(ending + " as another name of a file");
+    EXPECT_EQ(read_file(folders_.path("mine")), "mine");
     fs::remove(catalog + ending);
   }
   EXPECT_EQ(text_of(open()), "ok");
@@ -221,7 +228,7 @@ TEST_F(TiersTrust, root_uses_nothing_in_a_folder_of_another_user) {
     }
   }
   fs::permissions(his, fs::perms(01777));
-  ASSERT_TRUE(create("his/state/a.db", "his/tier").ok()) << "as in /tmp";
+  EXPECT_TRUE(create("his/state/a.db", "his/tier").ok()) << "as in /tmp";
   const auto reopen = [&] { return Tiers::open({.catalog = folders_.path("his/state/a.db")}); };
   ASSERT_TRUE(reopen().ok());
   ASSERT_EQ(::chown(his.c_str(), other_user, other_user), 0);
