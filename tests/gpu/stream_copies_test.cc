@@ -6,6 +6,7 @@
 
 #include "core/slot_pool.h"
 #include "cuda/control_memory.h"
+#include "cuda/stream_steps.h"
 #include "gpu/stream_order_test.h"
 #include "support/gated_engine.h"
 
@@ -207,6 +208,54 @@ TEST_F(StreamCopies, of_long_requests_use_slots_again_in_order) {
     EXPECT_TRUE(holds_content(bytes_of(memory.region().part(from, size - from)), 2, from));
     EXPECT_TRUE(holds_content(read_file(folder_.path("out"), from, size - from), 2, from));
   }
+}
+
+TEST_F(StreamCopies, that_are_over_leave_their_slots_to_others) {
+  Context context = make_context();
+  const Store store = context.open(folder_.path("file")).value();
+  const Buffer memory = context.allocate(Domain::cuda(0), 4 * mib).value();
+  const cuda::CuStream stream = make_stream();
+  const Range range{&store, 0, memory.region()};
+  const auto read = [&] {
+    expect_done(submit(context, Direction::read, {&range, 1}, stream).value());
+    ASSERT_EQ(wait_for(stream), cuda::cu_success);
+    std::this_thread::sleep_for(2ms);  // until it is looked at for the last time
+  };
+  for (int i = 0; i < 3; ++i) read();
+  const std::uint64_t of_few = context.statistics().pinned_bytes;
+  for (int i = 0; i < 20; ++i) read();
+  EXPECT_LE(context.statistics().pinned_bytes, of_few + 12 * mib);
+}
+
+TEST_F(StreamCopies, words_are_used_again_once_the_stream_has_passed_them_and_not_before) {
+  using cuda::ControlMemory;
+  ControlMemory& memory = ControlMemory::of_process();
+  const auto next_word = [&] {
+    const ControlMemory::Cell cell = memory.take(gpu(), sizeof(std::uint32_t)).value();
+    memory.give_back(cell);
+    return cell.host;
+  };
+  const cuda::CuStream stream = make_stream();
+  const cuda::Current current(gpu());
+  const std::byte* const first = next_word();
+  {
+    const auto steps = cuda::StreamSteps::begin(gpu(), stream, 2).value();
+    ASSERT_NE(next_word(), first);
+    ASSERT_EQ(steps->wait(1), cuda::cu_success);
+    ASSERT_EQ(steps->mark(2), cuda::cu_success);
+    steps->allow_all();
+    ASSERT_EQ(wait_for(stream), cuda::cu_success);
+  }
+  const ControlMemory::Cell passed = memory.take(gpu(), sizeof(std::uint32_t)).value();
+  EXPECT_EQ(next_word(), first) << "below the other of the two";
+  memory.give_back(passed);
+  {
+    const auto steps = cuda::StreamSteps::begin(gpu(), stream, 2).value();
+    ASSERT_EQ(steps->wait(1), cuda::cu_success);
+  }
+  EXPECT_NE(next_word(), passed.host) << "nothing says that the stream has passed it";
+  EXPECT_NE(next_word(), first);
+  ASSERT_EQ(wait_for(stream), cuda::cu_success);
 }
 
 TEST_F(StreamCopies, of_many_short_ranges_are_each_where_they_belong) {

@@ -495,6 +495,8 @@ TEST_F(RowsOfTable, a_file_that_was_modified_truncated_or_replaced_is_an_error) 
     EXPECT_TRUE(table.gather(numbers, Domain::host()).ok());
     change(path);
     const auto gathered = table.gather(numbers, Domain::host());
+    std::vector<std::byte> memory(10 * row_bytes);
+    EXPECT_FALSE(table.rows(10, 10, Region::host(memory.data(), memory.size())).ok()) << "nor rows in a row";
     return gathered ? Code::ok : gathered.error().code;
   };
   for (const bool mapping : {true, false}) {
