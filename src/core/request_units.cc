@@ -157,7 +157,7 @@ std::uint64_t Request::operation_bytes() const {
 // Writes from a GPU to tmpfs, where threads wait for each other in the kernel; and reads past the page cache, which
 // take no CPU.
 bool Request::fits_one_lane() const {
-  const bool is_plain = engine::moves_bytes(kind) && spans.size() == 1 && !transforms;
+  const bool is_plain = engine::moves_bytes(kind) && spans.size() == 1 && !transforms && !environment_->given;
   if (!is_plain || total_bytes > one_lane_bytes_max || deadline != TimePoint::max()) return false;
   StoreEntry& entry = *stores[0].entry;
   const StoreInfo& info = entry.info();

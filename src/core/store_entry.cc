@@ -6,6 +6,7 @@
 
 #include "base/bounded.h"
 #include "base/log.h"
+#include "base/out_of_memory.h"
 #include "base/unique_fd.h"
 #include "core/environment.h"
 #include "core/uri.h"
@@ -312,7 +313,11 @@ void StoreEntry::let_go_of_replaced() const {
   auto replaced = store_->writer()->take_replaced();
   const auto environment = environment_.lock();
   if (!replaced || !environment) return;
-  environment->completions.post([held = std::move(replaced)]() mutable { held.reset(); });
+  // The file has its name already: without memory for a call, the old one is removed here.
+  static_cast<void>(or_out_of_memory([&]() -> Status {
+    environment->completions.post([held = std::move(replaced)]() mutable { held.reset(); });
+    return {};
+  }));
 }
 
 void StoreEntry::grown_to(std::uint64_t end) {

@@ -83,9 +83,18 @@ TEST_F(StreamGateTest, is_not_broken_again_before_what_waits_since_has_had_its_t
   StreamGate gate;
   const TimePoint first = Clock::now();
   const Duration patience = std::chrono::seconds(1);
+  EXPECT_FALSE(gate.break_all(first, patience)) << "there are none";
+  std::vector<std::shared_ptr<Request>> requests;
+  const auto add = [&] {
+    requests.push_back(read());
+    ASSERT_TRUE(gate.add(requests.back(), [] { return true; }).ok());
+  };
+  add();
   EXPECT_TRUE(gate.break_all(first, patience));
+  add();
   EXPECT_FALSE(gate.break_all(first + patience / 2, patience)) << "another lane's copies were stuck as well";
   EXPECT_TRUE(gate.break_all(first + patience, patience));
+  for (const auto& request : requests) EXPECT_EQ(request->stop_code(), Code::would_deadlock);
   gate.close();
 }
 

@@ -261,7 +261,9 @@ TEST_P(EveryEngine, lets_any_thread_wait_for_any_ticket) {
       }
       ++submitted;
       while (submitted != threads) std::this_thread::yield();
-      for (const Ticket& ticket : tickets[(t + 1) % threads]) EXPECT_EQ(ticket.wait(), Outcome::done);
+      for (const Ticket& ticket : tickets[(t + 1) % threads]) {
+        EXPECT_EQ(ticket.wait(), Outcome::done) << ticket.report().to_string();
+      }
     });
   }
   for (auto& thread : running) thread.join();

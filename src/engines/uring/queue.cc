@@ -426,6 +426,7 @@ bool Queue::complete(const io_uring_cqe& completion, Done& done) {
   if (zero_is_refused && !place.cancelled && write_zeros(index)) return false;
   place.busy = false;
   free_.push_back(index);
+  if (lost_its_thread(place, result) && give_to_threads(place.op)) return false;
 
   const bool was_cancelled = place.cancelled && (result == -EINTR || result == -EAGAIN || zero_is_refused);
   if (was_cancelled) {
@@ -438,6 +439,14 @@ bool Queue::complete(const io_uring_cqe& completion, Done& done) {
     done = files::finish(place.op, static_cast<std::int64_t>(place.op.length));
   }
   return true;
+}
+
+// The kernel goes on with a buffered operation, once its pages are there, on the thread that submitted it, and with
+// what it gave to its own threads only as long as that one lives. A thread that has ended leaves both to ours, which
+// also say whether the memory is bad.
+bool Queue::lost_its_thread(const InFlight& place, int result) {
+  return !place.cancelled && !place.writes_zeros && engine::moves_bytes(place.op.kind) &&
+         (result == -EFAULT || result == -ECANCELED);
 }
 
 // In place of an operation that the file system does not have. At most the first part: the caller goes on.

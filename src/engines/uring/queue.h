@@ -75,6 +75,7 @@ class Queue : public engine::Queue, private Registered {
   bool make_threads();
   void watch_threads();
   io_uring_sqe* entry_at_once();
+  static bool lost_its_thread(const InFlight& place, int result);
   bool write_zeros(std::uint32_t index);
   std::size_t collect(std::span<engine::Done> done);
   bool complete(const io_uring_cqe& completion, engine::Done& done);

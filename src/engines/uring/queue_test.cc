@@ -139,6 +139,32 @@ TEST_F(UringQueue, reads_by_every_path_whether_memory_is_attached_or_not) {
   read_all(*lane, *store, Path::buffered);
 }
 
+// The kernel would go on with them on that thread, and ends them with EFAULT.
+TEST_F(UringQueue, goes_on_with_what_a_thread_submitted_that_has_ended) {
+  const auto store = open(file_.name());
+  constexpr std::size_t count = 32;
+  for (int round = 0; round < 30; ++round) {
+    const int file = ::open(file_.name().c_str(), O_RDONLY | O_CLOEXEC);
+    ::fsync(file);
+    ::posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
+    ::close(file);
+    const auto lane = queue({.depth = count});
+    std::vector<Done> all;
+    std::thread([&] {
+      for (std::size_t i = 0; i < count; ++i) {
+        const Op op = read(*store, i * (blocks / count));
+        ASSERT_EQ(lane->submit({&op, 1}), 1U);
+      }
+      std::array<Done, count> done{};
+      const std::size_t ended = lane->poll(done, TimePoint::min());
+      all.assign(done.begin(), done.begin() + static_cast<std::ptrdiff_t>(ended));
+    }).join();
+    for (const Done& one : files::collect(*lane, count - all.size())) all.push_back(one);
+    ASSERT_EQ(all.size(), count);
+    for (const Done& one : all) ASSERT_EQ(one.code, Code::ok) << one.system_error;
+  }
+}
+
 TEST_F(UringQueue, works_with_a_depth_that_is_no_power_of_two) {
   const auto store = open(file_.name());
   for (const std::uint32_t depth : {1U, 3U, 5U}) {
