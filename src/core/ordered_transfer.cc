@@ -46,6 +46,18 @@ bool has_failed(const Request& inner, std::uint64_t range) {
   });
 }
 
+// A stream may copy to or from its slots at any time.
+void keep_for_ever(const std::shared_ptr<SlotPool>& pool) {
+  struct Kept {
+    std::shared_ptr<SlotPool> pool;
+    Kept* next;
+  };
+  static constinit std::mutex mutex;
+  static constinit Kept* last = nullptr;
+  const std::scoped_lock lock(mutex);
+  if (auto* const kept = new (std::nothrow) Kept{pool, last}) last = kept;
+}
+
 // What a stream may still copy from when its Context is gone. It is looked through when the next one is left behind.
 class LeftBehind {
  public:
@@ -110,7 +122,7 @@ OrderedTransfer::~OrderedTransfer() {
       if (state.table.host != nullptr) cuda::ControlMemory::of_process().give_back(state.table);
     }
   } else {
-    new (std::nothrow) std::shared_ptr<SlotPool>(pool_);
+    keep_for_ever(pool_);
   }
 }
 

@@ -310,12 +310,13 @@ bool StoreEntry::fits_page_cache(const Environment& environment, TimePoint now) 
 }
 
 void StoreEntry::let_go_of_replaced() const {
-  auto replaced = store_->writer()->take_replaced();
-  const auto environment = environment_.lock();
-  if (!replaced || !environment) return;
   // The file has its name already: without memory for a call, the old one is removed here.
   static_cast<void>(or_out_of_memory([&]() -> Status {
-    environment->completions.post([held = std::move(replaced)]() mutable { held.reset(); });
+    auto replaced = store_->writer()->take_replaced();
+    const auto environment = environment_.lock();
+    if (replaced && environment) {
+      environment->completions.post([held = std::move(replaced)]() mutable { held.reset(); });
+    }
     return {};
   }));
 }

@@ -30,7 +30,7 @@ class SignalStorm {
   SignalStorm() {
     struct sigaction action = {};
     action.sa_handler = [](int) {};
-    ::sigaction(SIGUSR1, &action, &before_);
+    ::sigaction(SIGUSR1, &action, nullptr);
     sigset_t all, mask;
     ::sigfillset(&all);
     ::pthread_sigmask(SIG_SETMASK, &all, &mask);
@@ -40,7 +40,7 @@ class SignalStorm {
   ~SignalStorm() {
     over_ = true;
     thread_.join();
-    ::sigaction(SIGUSR1, &before_, nullptr);
+    ::signal(SIGUSR1, SIG_IGN);  // some may still be on their way
   }
   SignalStorm(const SignalStorm&) = delete;
   SignalStorm& operator=(const SignalStorm&) = delete;
@@ -60,7 +60,6 @@ class SignalStorm {
     }
   }
 
-  struct sigaction before_ = {};
   std::atomic<bool> over_ = false;
   std::thread thread_;
 };
