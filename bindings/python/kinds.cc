@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -168,6 +169,61 @@ nb::object read(const PythonKinds& self, const std::vector<PythonRead>& given, d
   return to_python(report);
 }
 
+// A kind as it was when a caller first read it.
+struct KnownKind {
+  Kind kind;
+
+  bool is(const Kind& now) const {
+    return now.id == kind.id && now.record_bytes == kind.record_bytes && now.type == kind.type &&
+           now.shape == kind.shape;
+  }
+};
+
+KnownKind find_known(const PythonKinds& self, const std::string& name) {
+  const auto context = self.context();
+  return {value_or_raise(without_gil([&] { return self.kinds().find(name); }))};
+}
+
+// How a read went, as Python's Report where a caller asks for it.
+struct PythonReport {
+  Report report;
+};
+
+// Most reads: a few records of a kind that the caller knows, into a buffer or to an address in host memory that has
+// exactly their size, of `memory`. None if the kind has changed, if it has no such records, or if the read may take
+// long: `read` serves those, and reports errors.
+nb::object read_known(const PythonKinds& self, const KnownKind& known, std::uint64_t index, std::uint64_t count,
+                      nb::handle target, nb::object memory) {
+  const auto context = self.context();
+  const std::uint64_t size_bytes = count * known.kind.record_bytes;
+  Py_buffer view{};
+  std::byte* begin = nullptr;
+  if (PyLong_CheckExact(target.ptr())) {
+    begin = reinterpret_cast<std::byte*>(nb::cast<std::uintptr_t>(target));
+  } else if (PyObject_GetBuffer(target.ptr(), &view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) == 0) {
+    begin = static_cast<std::byte*>(view.buf);
+  } else {
+    PyErr_Clear();
+    return nb::none();
+  }
+  std::optional<Report> report;
+  if (view.obj == nullptr || size_bytes == static_cast<std::uint64_t>(view.len)) {
+    without_gil([&] {
+      const auto now = self.kinds().find(known.kind.name);
+      if (!now || !known.is(*now) || index > now->records || count > now->records - index ||
+          !is_brief(self.kinds().locality(), size_bytes)) {
+        return;
+      }
+      report = self.kinds().read({.kind = now->id, .index = index, .count = count}, Region::host(begin, size_bytes));
+    });
+  }
+  PyBuffer_Release(&view);  // the memory stays with its object
+  if (!report) return nb::none();
+  if (report->outcome == Outcome::abandoned) keep_abandoned(context, std::move(memory));
+  if (!report->ok()) raise(*report->error);
+  return nb::cast(PythonReport{std::move(*report)});
+}
+
 PythonRows rows(const PythonKinds& self, std::uint32_t kind, const PythonRowsOptions& options) {
   const auto context = self.context();
   return {self.context_object(), value_or_raise(without_gil([&] { return self.kinds().rows(kind, options.get()); }))};
@@ -186,6 +242,10 @@ void define_kinds(nb::module_& module) {
           },
           nb::arg("dictionary"), nb::arg("device_write"), nb::arg("serial"), nb::arg("first_writable_block"),
           nb::arg("writable_blocks"), nb::arg("lock_seconds"));
+  nb::class_<KnownKind>(module, "KnownKind");
+  nb::class_<PythonReport>(module, "KindsReport").def("get", [](const PythonReport& self) {
+    return to_python(self.report);
+  });
   nb::class_<PythonKinds>(module, "Kinds")
       .def("kinds", &list)
       .def("find_by_name", &find_by_name, nb::arg("name"))
@@ -213,6 +273,9 @@ void define_kinds(nb::module_& module) {
           nb::arg("kind"))
       .def("append", &append, nb::arg("parts"), nb::arg("memory").none())
       .def("read", &read, nb::arg("reads"), nb::arg("deadline_seconds"), nb::arg("memory").none())
+      .def("find_known", &find_known, nb::arg("name"))
+      .def("read_known", &read_known, nb::arg("kind"), nb::arg("index"), nb::arg("count"), nb::arg("target"),
+           nb::arg("memory"))
       .def("rows", &rows, nb::arg("kind"), nb::arg("options"));
   module.def("open_kinds", &open_kinds, nb::arg("context"), nb::arg("store"), nb::arg("options"), nb::arg("create"));
 }

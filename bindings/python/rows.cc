@@ -105,6 +105,24 @@ PythonRowsReport gather(const PythonRows& self, std::uintptr_t numbers, std::siz
   return report_or_raise(std::move(report));
 }
 
+// Most gathers: by int64 numbers in host memory, into as many rows of host memory.
+PythonRowsReport gather_here(const PythonRows& self, std::uintptr_t numbers, std::size_t count, std::uintptr_t out,
+                             nb::object memory) {
+  const auto context = self.context();
+  const auto host = [](std::uintptr_t pointer, std::size_t bytes) {
+    return Region::host(reinterpret_cast<std::byte*>(pointer), bytes);
+  };
+  const RowNumbers wanted{RowNumbers::Type::i64, host(numbers, count * sizeof(std::int64_t))};
+  const Region to = host(out, count * self.rows().info().row_bytes);
+  Interruption interruption;
+  const GatherOptions options{.keep_going = interruption.keep_going()};
+  RowsReport report = without_gil([&] { return self.rows().gather(wanted, to, options); });
+  const bool is_abandoned = report.outcome == Outcome::abandoned;
+  if (is_abandoned) keep_abandoned(context, std::move(memory));
+  interruption.raise_again(is_abandoned);
+  return report_or_raise(std::move(report));
+}
+
 PythonRowsReport consecutive(const PythonRows& self, std::uint64_t begin, std::uint64_t count, std::uintptr_t out,
                              std::size_t out_bytes, const std::string& out_domain, double deadline_seconds,
                              nb::object memory) {
@@ -244,6 +262,7 @@ void define_rows(nb::module_& module) {
       .def("gather", &gather, nb::arg("numbers"), nb::arg("numbers_bytes"), nb::arg("type"), nb::arg("numbers_domain"),
            nb::arg("out"), nb::arg("out_bytes"), nb::arg("out_domain"), nb::arg("zeros_for_missing"),
            nb::arg("deadline_seconds"), nb::arg("memory").none())
+      .def("gather_here", &gather_here, nb::arg("numbers"), nb::arg("count"), nb::arg("out"), nb::arg("memory").none())
       .def("rows", &consecutive, nb::arg("begin"), nb::arg("count"), nb::arg("out"), nb::arg("out_bytes"),
            nb::arg("out_domain"), nb::arg("deadline_seconds"), nb::arg("memory").none())
       .def("prefetch", &prefetch, nb::arg("numbers"), nb::arg("numbers_bytes"), nb::arg("type"), nb::arg("domain"));

@@ -376,3 +376,37 @@ def test_a_dictionary_that_is_wrong_says_where(store, text, words):
     (store.parent / (store.name + ".kinds.json")).write_text(text)
     with pytest.raises(penstock.InvalidError, match=words):
         penstock.Kinds(store)
+
+
+@pytest.mark.parametrize("framework", ["np", "pt"])
+def test_records_of_a_kind_that_was_read_before_are_those_that_are_there_now(store, framework):
+    if framework == "pt":
+        pytest.importorskip("torch")
+    with penstock.Kinds.create(store, framework=framework) as kinds:
+        kinds.add("a", dtype="F32", shape=(3,), capacity=10)
+        kinds.add("b", record_bytes=5, capacity=10)
+        kinds.add("c", dtype="I64", capacity=10)
+        kinds.append("a", numpy.arange(12, dtype=numpy.float32).reshape(4, 3))
+        kinds.append("b", b"abcdefghij")
+        kinds.append("c", numpy.arange(4))
+        for _ in range(3):
+            assert kinds.read("a", 2).tolist() == [6, 7, 8] and kinds.report.bytes == 12
+            assert kinds.read("a", 1, 2).tolist() == [[3, 4, 5], [6, 7, 8]]
+            assert kinds.read("a", 4, 0).shape == (0, 3)
+            assert bytes(kinds.read("b", 1).tolist()) == b"fghij" and kinds.report.bytes == 5
+            assert int(kinds.read("c", 3)) == 3 and kinds.read("c", 3).shape == ()
+        for wrong in ((4,), (3, 2), (1 << 63,), (1 << 70,)):
+            with pytest.raises((penstock.RangeError, penstock.InvalidError)):
+                kinds.read("a", *wrong)
+        with penstock.Kinds(store) as others:
+            others.append("a", numpy.full((1, 3), 7, numpy.float32))
+            assert kinds.read("a", 4).tolist() == [7, 7, 7]
+            others.remove("a")
+            others.add("a", dtype="I32", shape=(3,), capacity=10)
+            others.append("a", numpy.arange(3, dtype=numpy.int32))
+        kinds.refresh()
+        got = kinds.read("a", 0)
+        assert got.tolist() == [0, 1, 2] and "int32" in str(got.dtype)
+        kinds.remove("b")
+        with pytest.raises(KeyError):
+            kinds.read("b", 1)

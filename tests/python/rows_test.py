@@ -511,7 +511,7 @@ def test_ctrl_c_ends_a_gather_and_all_that_it_writes(slow_context, large_file, i
             interrupted(lambda: rows.gather(asked, out, zeros_for_missing=True))
         assert rows.report is None
         moved = [route["bytes"] for route in slow_context.statistics()["routes"]]
-        assert max(moved) < count * 4096, "stopped, and not only told of afterwards"
+        assert max(moved, default=0) < count * 4096, "stopped, and not only told of afterwards"
         del out
         memory.close()  # nobody writes there any more
         assert rows[[1, 2]].shape == (2, 4096)
@@ -587,3 +587,27 @@ def test_an_embedding_refuses_to_be_traced(table):
     module = penstock.nn.Embedding(table[0], "embed")
     with pytest.raises(penstock.UnsupportedError, match="torch.jit.trace"):
         torch.jit.trace(module, torch.tensor([1, 2]))
+
+
+def test_few_rows_by_a_tensor_are_those_that_gather_gives(tmp_path):
+    torch = pytest.importorskip("torch")
+    content = numpy.random.default_rng(3).standard_normal((100, 4)).astype(numpy.float32)
+    numpy.save(tmp_path / "table.npy", content)
+    rows = penstock.Rows(tmp_path / "table.npy", framework="pt")
+    several = torch.tensor([[5, 99, 5], [0, 1, 2]])
+    for ids in (several, several[0], several[:, 1], several.t(), torch.tensor([], dtype=torch.int64), several[0, :1],
+                torch.arange(100).repeat(30)):
+        got = rows[ids]
+        assert torch.equal(got, torch.from_numpy(content)[ids]) and torch.equal(got, rows.gather(ids))
+        assert rows.report.bytes == 16 * ids.numel() and rows.report.outcome == "done"
+        got.zero_()  # its own
+    for ids in ([100], [-1], [5, 1 << 62]):
+        with pytest.raises(penstock.RangeError, match=f"indices: .*{ids[-1]}"):
+            rows[torch.tensor(ids)]
+        assert rows.report is None
+    with torch.inference_mode():
+        inside = rows[several]
+    assert not inside.is_inference() and torch.equal(inside, torch.from_numpy(content)[several])
+    rows.close()
+    with pytest.raises(penstock.StateError, match="closed"):
+        rows[several]

@@ -104,7 +104,8 @@ class Kinds(Reopening):
         self._domain = "host" if device is None else device_domain(device)
         if framework is not None or self._domain != "host":
             _check_framework(framework, self._domain)
-        self._report: Optional[Report] = None
+        self._report: Any = None  # a Report, or what has one
+        self._known: dict[str, tuple[Any, int, RowType]] = {}  # by name: kinds that were read, and their record_bytes
         if not isinstance(serial, str):
             raise TypeError(f"serial must be a str, and is {serial!r}")
         first, blocks = (0, 0) if window is None else pair("window", window, "(first block, blocks)")
@@ -144,7 +145,9 @@ class Kinds(Reopening):
     @property
     def report(self) -> Optional[Report]:
         """How the last read of any thread went; None before the first."""
-        return self._report
+        last = self._report
+        report: Optional[Report] = last.get() if isinstance(last, _core.KindsReport) else last
+        return report
 
     def values(self) -> list[Kind]:
         """All kinds as last read, by their places in the store."""
@@ -255,6 +258,10 @@ class Kinds(Reopening):
         """
         if out is None and dtype is None and stream is None and type(index) is int and index >= 0 and \
                 (count is None or type(count) is int and count >= 0):
+            known = self._known.get(kind) if type(kind) is str and timeout == 0 and self._is_host(device) else None
+            records = None if known is None else self._read_known(*known, index, count)
+            if records is not None:
+                return records
             records = self._read_here(self[kind], index, 1 if count is None else count, device, timeout)
             if records is not None:
                 return records[0] if count is None else records
@@ -272,9 +279,25 @@ class Kinds(Reopening):
         if made is None:
             return None
         address = type_.frame.address(made)
+        self._known[kind.name] = self._open().find_known(kind.name), kind.record_bytes, type_
         self._report = self._open().read([(kind.id, index, count, address, count * kind.record_bytes, "host")],
                                          0.0 if timeout == 0 else seconds("timeout", timeout), [made])
         return made
+
+    def _read_known(self, known: Any, record_bytes: int, type_: RowType, index: int, count: Optional[int]) -> Any:
+        """Records of a kind that was read before. None: the kind or its records have changed, or they are too many."""
+        if (1 if count is None else count) * record_bytes > _BRIEF_BYTES or index > _ANYWHERE:
+            return None
+        is_one = count is None and type_.row_shape != ()  # as an array of its own
+        made = type_.allocate_brief() if is_one else type_.allocate_brief(1 if count is None else count)
+        if made is None:
+            return None
+        target = made if type_.frame.name == "np" else made.data_ptr()
+        report = self._open().read_known(known, index, 1 if count is None else count, target, made)
+        if report is None:
+            return None
+        self._report = report
+        return made[0] if count is None and not is_one else made
 
     def _is_host(self, device: Any) -> bool:
         return self._domain == "host" if device is None else type(device) is str and device == "cpu"

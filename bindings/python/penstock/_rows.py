@@ -13,7 +13,7 @@ from ._arguments import named, natural, seconds, truth
 from ._closing import Reopening, absolute, mark
 from ._context import Context, context_of
 from ._dtypes import BITS, of_code, type_name
-from ._errors import NotFoundError, invalid, make, missing_key, naming
+from ._errors import Error, NotFoundError, invalid, make, missing_key, naming
 from ._frameworks import about_memory
 from ._frameworks import framework as framework_named
 from ._frameworks import framework_of, unsupported
@@ -354,9 +354,36 @@ class Rows(Reopening):
         last = self._last
         return None if last is None else RowsReport(**last.as_dict())
 
+    def _gather_here(self, indices: Any) -> Any:
+        """Few rows by a plain tensor of int64, where all is in host memory. None: `gather` knows more."""
+        frame, core = self._frame, self._core
+        if frame.name != "pt" or core is None or self._process != os.getpid() or \
+                self._domain not in (None, "host") or type(self).gather is not Rows.gather:
+            return None
+        torch = frame.torch
+        if type(indices) is not torch.Tensor or indices.dtype != torch.int64 or not indices.is_cpu or \
+                indices.layout != torch.strided or not indices.is_contiguous() or indices.is_neg() or \
+                torch.jit.is_tracing():
+            return None
+        count, pointer = indices.numel(), indices.data_ptr()
+        if pointer % 8 or count * (2 * self._row_bytes + _AROUND_A_ROW + _BESIDE_A_NUMBER) > _BRIEF_BYTES:
+            return None
+        made = frame.empty((*indices.shape, *self._row_shape), self._dtype)
+        if made is None:
+            return None
+        self._last = None
+        try:
+            self._last = core.gather_here(pointer, count, made.data_ptr(), (made, indices))
+        except Error:
+            return None  # with its words
+        return made
+
     def __getitem__(self, index: Any) -> Any:
         """A row, a slice, or rows by their numbers. A number below 0 counts from the end, as everywhere in Python; those
         in lists and arrays don't, and are refused."""
+        made = self._gather_here(index)
+        if made is not None:
+            return made
         if isinstance(index, slice):
             begin, end, step = index.indices(self._rows)
             if step == 1:
