@@ -589,6 +589,14 @@ def test_an_embedding_refuses_to_be_traced(table):
         torch.jit.trace(module, torch.tensor([1, 2]))
 
 
+def test_a_gather_refuses_to_be_traced(table):
+    torch = pytest.importorskip("torch")
+    rows = penstock.Rows(table[0], "embed", framework="pt")
+    for read in (lambda ids: rows[ids], rows.gather, lambda ids: rows.gather(ids.int())):
+        with pytest.raises(penstock.UnsupportedError, match="torch.jit.trace"):
+            torch.jit.trace(read, torch.tensor([1, 2]))
+
+
 def test_few_rows_by_a_tensor_are_those_that_gather_gives(tmp_path):
     torch = pytest.importorskip("torch")
     content = numpy.random.default_rng(3).standard_normal((100, 4)).astype(numpy.float32)

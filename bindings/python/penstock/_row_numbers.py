@@ -35,6 +35,7 @@ def numbers_of(indices: Any, argument: str, may_be_missing: bool = False) -> Num
     """Numbers of rows, of whatever has some. Those that no integer type holds are refused, unless they may be missing."""
     torch = loaded("torch")
     if torch is not None and isinstance(indices, torch.Tensor):
+        check_not_traced(torch)
         if indices.dtype == torch.int64 and indices.device.type == "cpu" and indices.is_contiguous() and \
                 indices.layout == torch.strided and not indices.is_neg():
             size, pointer = indices.numel(), indices.data_ptr()
@@ -71,6 +72,13 @@ def numbers_of(indices: Any, argument: str, may_be_missing: bool = False) -> Num
     name = f"{'u' if code.isupper() else ''}int{8 * view.itemsize}" if code in _CODES else view.format
     plain = indices if view.c_contiguous else view.tobytes()
     return _typed(argument, name, named(argument, lambda: memory_of(plain, False)), tuple(view.shape or ()))
+
+
+def check_not_traced(torch: Any) -> None:
+    """A trace keeps the rows of one input as a constant."""
+    if torch.jit.is_tracing():
+        raise make("unsupported", 0, "torch.jit.trace can't record the reading of rows: the trace would return the same "
+                   "rows for every input", "trace the module that takes the rows, and read them outside")
 
 
 def _of_list(indices: Any, argument: str, may_be_missing: bool) -> Numbers:

@@ -6,7 +6,8 @@ from typing import Any, Optional
 
 import torch
 
-from ._errors import invalid, make
+from ._errors import invalid
+from ._row_numbers import check_not_traced
 from ._rows import Rows
 from ._rows_plan import RowsPlan
 
@@ -46,9 +47,7 @@ class Embedding(torch.nn.Module):  # type: ignore[misc,unused-ignore]
         self._plans: dict[torch.device, RowsPlan] = {}
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if torch.jit.is_tracing():
-            raise make("unsupported", 0, "torch.jit.trace can't record the reading of rows: the trace would return the same "
-                       "rows for every input", "trace the module that takes the rows, and call this one outside")
+        check_not_traced(torch)
         room = torch.empty((*input.shape, self.embedding_dim), dtype=self.table.dtype, device=self._device or input.device)
         rows: torch.Tensor
         if self._most_tokens is not None and input.is_cuda and room.device == input.device and input.numel():
