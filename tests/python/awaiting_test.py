@@ -150,3 +150,23 @@ def test_a_loop_that_goes_takes_its_descriptor_along(file):
         asyncio.run(main())
         gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_tensor_that_is_moved_to_shared_memory_while_it_is_read_into_is_reported(file, monkeypatch):
+    """As torch.multiprocessing does with tensors that it sends. Torch frees the memory that is being filled."""
+    async def main():
+        target = torch.empty(1 << 20, dtype=torch.uint8)
+        end_of = penstock._context.AwaitedReads.end_of
+
+        async def end_of_and_share(reads, number):
+            await end_of(reads, number)  # so that nothing is written any more
+            target.share_memory_()
+
+        monkeypatch.setattr(penstock._context.AwaitedReads, "end_of", end_of_and_share)
+        with penstock.open(file) as store:
+            with pytest.raises(penstock.TransferError, match="moved to shared memory") as caught:
+                await store.read_into_async(target)
+            assert caught.value.code == "changed"
+            assert (await store.read_into_async(target)).bytes == 1 << 20, "it stays where it is now"
+
+    asyncio.run(main())

@@ -123,11 +123,13 @@ class Context(Closing):
         memory = None if "opened" in how and type(target) in BUFFERS else _memory_of(target, how)
         try:
             if "opened" in how:
-                await reads.turn()
+                if (turn := reads.turn()) is not None:
+                    await turn
                 report = await self._ended(reads, memory, target, path, offset, size, lba, count, **how)
             else:
                 async with reads.room:
-                    await reads.turn()
+                    if (turn := reads.turn()) is not None:
+                        await turn
                     report = await self._ended(reads, memory, target, path, offset, size, lba, count, **how)
         except Error as error:
             name_file(error, path)
@@ -146,8 +148,10 @@ class Context(Closing):
             await reads.end_of(number)
             report: Report = started.wait()
             check_storage(memory, target)
-        except BaseException:
+        except BaseException as error:
             started.cancel()
+            if isinstance(error, Error):
+                check_storage(memory, target)
             raise
         finally:
             del started  # a traceback that is kept must not keep its file open
@@ -240,17 +244,17 @@ class AwaitedReads:
         self._begun = 0  # reads, since the loop last came round
         self._waiting: collections.deque[Any] = collections.deque()  # for their turn to begin
 
-    async def turn(self) -> None:
-        """Reads begin a few at a time, so that the loop comes round in between."""
+    def turn(self) -> Any:
+        """Reads begin a few at a time, so that the loop comes round in between. What to await first, if anything."""
         loop = self._loop
         if self._begun == 0 and not self._waiting:
             loop.call_soon(self._come_round)
         elif self._begun >= TURN_READS:
             turn = loop.create_future()
             self._waiting.append(turn)
-            await turn
-            return  # it was counted when it was waked
+            return turn  # it is counted when it is waked
         self._begun += 1
+        return None
 
     def _come_round(self) -> None:
         self._begun = 0

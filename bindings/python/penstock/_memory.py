@@ -46,6 +46,23 @@ def device_domain(device: Any) -> str:
 
 def memory_of(target: Any, writable: bool = True) -> Memory:
     """Memory of whatever has some; `writable`: that may be written."""
+    if type(target) not in BUFFERS:
+        memory = _of_others(target, writable)
+        if memory is not None:
+            return memory
+    try:
+        return _of_lent(target, _core.LentBuffer(target, writable))
+    except TypeError:
+        raise TypeError(f"{reprlib.repr(target)} is no memory: give a tensor, an array, a buffer, or (pointer, size, "
+                        "device)") from None
+    except BufferError as error:
+        which = " that may be written" if writable else ""
+        raise invalid(f"{type(target).__name__} has no contiguous memory{which}: {error}",
+                      "give a tensor, an array, a buffer, or (pointer, size, device)") from None
+
+
+def _of_others(target: Any, writable: bool) -> Optional[Memory]:
+    """Of what is more than a buffer."""
     torch = loaded("torch")
     if torch is not None and isinstance(target, torch.Tensor):
         return _of_torch(torch, target)
@@ -58,15 +75,7 @@ def memory_of(target: Any, writable: bool = True) -> Memory:
         return _of_cuda_array(target, target.__cuda_array_interface__, writable)
     if hasattr(target, "__dlpack__"):
         return _of_dlpack(target)
-    try:
-        return _of_lent(target, _core.LentBuffer(target, writable))
-    except TypeError:
-        raise TypeError(f"{reprlib.repr(target)} is no memory: give a tensor, an array, a buffer, or (pointer, size, "
-                        "device)") from None
-    except BufferError as error:
-        which = " that may be written" if writable else ""
-        raise invalid(f"{type(target).__name__} has no contiguous memory{which}: {error}",
-                      "give a tensor, an array, a buffer, or (pointer, size, device)") from None
+    return None
 
 
 def hold_storage(memory: Memory, target: Any, while_others_run: bool) -> Memory:
@@ -84,7 +93,7 @@ def hold_storage(memory: Memory, target: Any, while_others_run: bool) -> Memory:
                    "install NumPy, or read into a bytearray and make the tensor by torch.frombuffer")
     with torch.inference_mode(False):
         view = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
-    return memory._replace(owner=(target, view))
+    return memory._replace(owner=(target, storage, view))
 
 
 def storage_of(tensor: Any) -> Any:
@@ -93,13 +102,14 @@ def storage_of(tensor: Any) -> Any:
 
 
 def check_storage(memory: Memory, target: Any) -> None:
-    """Refuses memory of a GPU that torch has freed meanwhile: it can't be held."""
-    if memory.domain != "host" and isinstance(memory.owner, tuple) and hasattr(target, "data_ptr"):
+    """Refuses memory that torch has freed meanwhile and that can't be held: of a GPU, or of a storage that was moved to
+    shared memory."""
+    if isinstance(memory.owner, tuple) and hasattr(target, "data_ptr"):
         storage = memory.owner[1]
         begin = storage.data_ptr()
         if not begin <= memory.pointer <= memory.pointer + memory.size_bytes <= begin + storage.nbytes():
-            raise make("changed", 0, "the tensor was resized while it was read into, so the bytes are not in it, and may be "
-                       "in memory of others", "resize it before or after")
+            raise make("changed", 0, "the tensor was resized, or moved to shared memory, while it was read into, so the "
+                       "bytes are not in it, and may be in memory of others", "do so before or after")
 
 
 def count_as_written(owner: Any) -> None:
