@@ -296,6 +296,46 @@ def row_blocked(folder, rounds):
     return asyncio.run(main())
 
 
+def row_load_file(folder, rounds):
+    """load_file under patch() of 64 weights; safetensors"""
+    import safetensors.torch
+
+    import penstock
+
+    path, theirs = model_of(folder), safetensors.torch.load_file
+    penstock.patch()
+    return compared(rounds, lambda: safetensors.torch.load_file(path), lambda: theirs(path))
+
+
+def row_zipf(folder, rounds):
+    """a batch of 1,024 Zipf ids over a table that was cold, the last 100 of 600; the first 100"""
+    import numpy
+    import torch
+
+    import penstock
+
+    del rounds
+    path, count = os.path.join(folder, "cold.npy"), 500_000
+    made = numpy.lib.format.open_memmap(path, "w+", numpy.float32, (count, 128))
+    made[:] = numpy.float32(1)
+    made.flush()
+    del made
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+    random_ = numpy.random.default_rng(1)
+    places = random_.permutation(count)
+    table = penstock.Rows(path, framework="pt")
+    taken = []
+    for _ in range(600):
+        ids = torch.from_numpy(places[(random_.zipf(1.2, 1024) - 1) % count])
+        begin = time.perf_counter()
+        table[ids]
+        taken.append((time.perf_counter() - begin) * 1e6)
+    return [sum(taken[-100:]) / 100, sum(taken[:100]) / 100]
+
+
 def saved(folder, rounds, count, elements):
     import safetensors.torch
     import torch
