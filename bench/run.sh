@@ -16,7 +16,7 @@ root=$PWD
 bundle=$(bundle_folder)
 [[ -z $bundle ]] || PATH=$bundle/usr/bin:$PATH
 
-targets=(bench_programs)
+targets=(penstock_bench_programs)
 if [[ " $* " == *" --models "* ]]; then
   targets+=(penstock_python)
   export PYTHONPATH=$root/build/python

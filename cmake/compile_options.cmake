@@ -1,7 +1,7 @@
-# Every target of ours: warnings are errors, sanitizers where asked for.
+# Every target of ours: warnings, which a project that embeds this one does not get as errors; sanitizers where asked for.
 add_library(penstock_compile_options INTERFACE)
 target_compile_options(penstock_compile_options INTERFACE
-  -Wall -Wextra -Wpedantic -Werror -Wshadow -Wconversion -Wno-sign-conversion
+  -Wall -Wextra -Wpedantic $<IF:$<BOOL:${PENSTOCK_WERROR}>,-Werror,-Wno-error> -Wshadow -Wconversion -Wno-sign-conversion
   # Members that an initializer leaves out have defaults of their own.
   -Wnon-virtual-dtor -Woverloaded-virtual -Wno-missing-field-initializers
   # GCC 12 sees overlaps in "literal" + std::string that aren't there (GCC bug 105651).

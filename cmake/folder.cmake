@@ -8,7 +8,7 @@
 function(penstock_folder folder)
   cmake_parse_arguments(arg "COLD" "" "SOURCES;HOT;DEPENDS;PRIVATE" ${ARGN})
   string(REPLACE "/" "_" target penstock_${folder})
-  set(root ${CMAKE_BINARY_DIR}/layers/${target})
+  set(root ${library_binary_dir}/layers/${target})
   get_filename_component(parent ${root}/${folder} DIRECTORY)
   file(MAKE_DIRECTORY ${parent})
   file(CREATE_LINK ${PROJECT_SOURCE_DIR}/src/${folder} ${root}/${folder} SYMBOLIC)

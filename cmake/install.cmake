@@ -5,8 +5,9 @@ include(CMakePackageConfigHelpers)
 
 install(TARGETS penstock EXPORT penstock
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime NAMELINK_COMPONENT dev
+  ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT dev
   INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(DIRECTORY include/penstock DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT dev)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/penstock DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT dev)
 if(TARGET penstock_tool)
   install(TARGETS penstock_tool RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tool)
   # The comparison with other loaders, for `penstock bench --peers`, which looks for it beside itself.
@@ -16,10 +17,31 @@ endif()
 install(FILES LICENSE LICENSES/third-party.txt DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT runtime)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/penstock)
-# Everything third-party is linked privately into the shared library, so the targets file is the whole package.
-install(EXPORT penstock NAMESPACE penstock:: FILE penstockConfig.cmake DESTINATION ${package_dir} COMPONENT dev)
+install(EXPORT penstock NAMESPACE penstock:: FILE penstockTargets.cmake DESTINATION ${package_dir} COMPONENT dev)
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/penstockConfigVersion.cmake COMPATIBILITY SameMinorVersion)
-install(FILES ${PROJECT_BINARY_DIR}/penstockConfigVersion.cmake DESTINATION ${package_dir} COMPONENT dev)
+
+# The shared library contains what is third-party; a static one needs it of the program that links it.
+set(penstock_archives)
+set(pc_requires)
+set(pc_libraries)
+get_target_property(type penstock TYPE)
+if(type STREQUAL STATIC_LIBRARY)
+  set(penstock_archives sqlite=sqlite3)
+  set(pc_requires sqlite3)
+  if(TARGET penstock_third_party_uring)
+    list(APPEND penstock_archives uring=uring)
+    string(APPEND pc_requires " liburing")
+  endif()
+  foreach(library ${CMAKE_THREAD_LIBS_INIT} ${CMAKE_DL_LIBS} m)
+    if(NOT library MATCHES "^-")
+      string(PREPEND library -l)
+    endif()
+    string(APPEND pc_libraries "${library} ")
+  endforeach()
+endif()
+configure_file(cmake/penstockConfig.cmake.in penstockConfig.cmake @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/penstockConfig.cmake ${PROJECT_BINARY_DIR}/penstockConfigVersion.cmake
+  DESTINATION ${package_dir} COMPONENT dev)
 
 # Relative to the .pc file itself, so that an installed tree can be moved.
 cmake_path(RELATIVE_PATH CMAKE_INSTALL_PREFIX BASE_DIRECTORY ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig

@@ -10,7 +10,7 @@
 #   asan     the whole suite under the address sanitizer and all checks of undefined behaviour
 #   tsan     the whole suite under the thread sanitizer
 #   slow     those tests of the release build that scripts/test.sh leaves out: the whole conformance suite in the guest,
-#            and the comparison with loaders that need torch
+#            the comparison with loaders that need torch, and more ways to embed the library in another project
 #   fuzz     each fuzz target for PENSTOCK_FUZZ_SECONDS (default: 60)
 #   seeds    the seeded fault test with PENSTOCK_SEEDS seeds (default: 250, about ten minutes), and PENSTOCK_GATHERS
 #            gathers of rows and PENSTOCK_OPERATIONS reads through queues of kernels (default: 100,000 each), and
@@ -73,7 +73,7 @@ run_tidy() {
 # New inputs are kept in the build folder, and what breaks a target as build-fuzz/crash-*.
 run_fuzz() {
   local corpus name units failed=0 inputs=0
-  build fuzz fuzz_targets || return
+  build fuzz penstock_fuzz_targets || return
   for corpus in tests/fuzz/corpus/*; do
     name=${corpus##*/}
     echo "-- $name"
@@ -90,14 +90,14 @@ run_fuzz() {
 }
 
 run_seeds() {
-  build release fault gpu &&
+  build release penstock_test_fault penstock_test_gpu &&
     PENSTOCK_SEEDS=${PENSTOCK_SEEDS:-250} PENSTOCK_GATHERS=${PENSTOCK_GATHERS:-100000} \
       PENSTOCK_ACQUIRES=${PENSTOCK_ACQUIRES:-300000} PENSTOCK_OPERATIONS=${PENSTOCK_OPERATIONS:-100000} build/bin/fault &&
     PENSTOCK_REPLAYS=${PENSTOCK_REPLAYS:-100000} build/bin/gpu --gtest_filter='RowsPlans.*:RowsCaches.*'
 }
 
 run_tiers() {
-  build release unit_services integration &&
+  build release penstock_test_unit_services penstock_test_integration &&
     PENSTOCK_TIER_KILLS=${PENSTOCK_TIER_KILLS:-2000} PENSTOCK_TIER_OPERATIONS=${PENSTOCK_TIER_OPERATIONS:-2000} \
       PENSTOCK_TIER_RACES=${PENSTOCK_TIER_RACES:-300} \
       build/bin/unit_services --gtest_filter='TiersModel.*:TiersCrash.*:*TiersHostile.*' --gtest_brief=1 &&
@@ -132,7 +132,7 @@ run_guest() {
     -D CMAKE_SYSTEM_PROCESSOR="$other" -D CMAKE_C_COMPILER="$other-linux-gnu-gcc" \
     -D CMAKE_CXX_COMPILER="$other-linux-gnu-g++" -D PENSTOCK_DEPS="$PWD/build-guest/deps" -D PENSTOCK_BENCH=OFF \
     > /dev/null &&
-    cmake --build build-guest --parallel "$jobs" --target penstock_tool nvme_exercise conformance -- --quiet || return
+    cmake --build build-guest --parallel "$jobs" --target penstock_tool penstock_nvme_exercise penstock_test_conformance -- --quiet || return
   python3 -B tests/guest/nvme_guest.py --all build-guest/penstock build-guest/bin/nvme_exercise build-guest/bin/conformance \
     build-guest/guest "$other" || code=$?
   ((code == 0 || code == 77))

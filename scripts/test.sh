@@ -67,7 +67,7 @@ if [[ -n $sanitizers ]]; then preset=shipped; else preset=release; fi
 stage 'build release' build "$preset"
 begin_tests release "$preset"
 for sanitizer in $sanitizers; do
-  attempt "build $sanitizer" build_beside "$sanitizer" sanitize_tests
+  attempt "build $sanitizer" build_beside "$sanitizer" penstock_sanitize_tests
   begin_tests "$sanitizer" "$sanitizer" --label-regex '^sanitize$'
 done
 for tests in release $sanitizers; do end_tests "$tests"; done

@@ -65,7 +65,7 @@ class Sdist(unittest.TestCase):
 
     def test_names_the_licence_of_all_that_is_compiled_in(self):
         text = self.files["LICENSES/third-party.txt"].decode().lower()
-        linked = re.findall(r"penstock_find_library\(third_party_(\w+)", self.files["cmake/dependencies.cmake"].decode())
+        linked = re.findall(r"penstock_find_library\(penstock_third_party_(\w+)", self.files["cmake/dependencies.cmake"].decode())
         self.assertIn("uring", linked)
         for name in [*linked, "nanobind", "nvtx"]:
             self.assertIn(name, text)
