@@ -169,6 +169,8 @@ class PENSTOCK_EXPORT Rows {
 
   // `count` rows from `begin` on.
   RowsReport rows(std::uint64_t begin, std::uint64_t count, Region memory, const GatherOptions& options = {}) const;
+  Result<GatheredRows> rows(std::uint64_t begin, std::uint64_t count, Domain domain,
+                            const GatherOptions& options = {}) const;
 
   // Starts bringing rows into the page cache, at most Options::prefetch_window_bytes; says how many bytes were started.
   Result<std::uint64_t> prefetch(const RowNumbers& numbers) const;

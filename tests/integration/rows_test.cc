@@ -259,6 +259,19 @@ TEST_F(RowsOfTable, no_numbers_are_no_rows) {
   EXPECT_EQ(table.prefetch(std::vector<std::int32_t>()).value(), 0U);
 }
 
+TEST_F(RowsOfTable, rows_that_follow_each_other_come_into_new_memory) {
+  const Rows table = open(make_table()).value();
+  const auto some = table.rows(7, 1000, Domain::host());
+  ASSERT_TRUE(some.ok()) << some.error().message;
+  EXPECT_EQ(some->buffer.size_bytes(), 1000 * row_bytes);
+  EXPECT_EQ(some->report.bytes, 1000 * row_bytes);
+  EXPECT_TRUE(holds_content(some->buffer.bytes(), 1, offset + 7 * row_bytes));
+  EXPECT_EQ(table.rows(table_rows, 0, Domain::host()).value().buffer.size_bytes(), 0U);
+  EXPECT_EQ(table.rows(table_rows - 1, 2, Domain::host()).error().code, Code::out_of_range);
+  EXPECT_EQ(table.rows(1, UINT64_MAX, Domain::host()).error().code, Code::out_of_range);
+  EXPECT_EQ(Rows().rows(0, 1, Domain::host()).error().code, Code::invalid_argument);
+}
+
 TEST_F(RowsOfTable, memory_and_numbers_must_fit) {
   const Rows table = open(make_table()).value();
   std::vector<std::byte> memory(2 * row_bytes);
@@ -443,7 +456,7 @@ TEST_F(RowsOfTable, a_tensor_without_rows_is_a_table) {
   EXPECT_EQ(table->info().row_bytes, 32U);
   EXPECT_TRUE(table->gather(std::vector<std::int32_t>{}, Domain::host()).ok());
   EXPECT_EQ(table->gather(std::vector<std::int32_t>{0}, Domain::host()).error().code, Code::out_of_range);
-  EXPECT_TRUE(table->rows(0, 0, {}).ok());
+  EXPECT_TRUE(table->rows(0, 0, Region{}).ok());
   const std::vector<Rows> parts = {*table, *table};
   EXPECT_EQ(Rows::join(parts).value().info().rows, 0U);
   EXPECT_FALSE(Rows::open_tensor(context_, path, "half").ok()) << "its rows would end within a byte";

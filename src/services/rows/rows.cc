@@ -21,6 +21,22 @@ RowsReport report_of(Error error) {
   return report;
 }
 
+// `fill` fills memory for so many rows of the table.
+template <typename Fill>
+Result<GatheredRows> into_new_memory(const rows::Table& table, std::uint64_t count, Domain domain, const Fill& fill) {
+  std::uint64_t bytes = 0;
+  if (__builtin_mul_overflow(count, table.info().row_bytes, &bytes)) return out_of_memory();
+  Buffer buffer;
+  if (bytes != 0) {
+    auto allocated = table.context().allocate(domain, bytes);
+    if (!allocated) return std::move(allocated).error();
+    buffer = std::move(*allocated);
+  }
+  RowsReport report = fill(buffer.region());
+  if (!report.ok()) return std::move(*report.error);
+  return GatheredRows{std::move(buffer), std::move(report)};
+}
+
 Result<std::shared_ptr<const rows::Table>> join_tables(std::span<const std::shared_ptr<const rows::Table>> tables) {
   const rows::Table& first = *tables.front();
   TableInfo info = first.info();
@@ -109,17 +125,8 @@ RowsReport Rows::gather(const RowNumbers& numbers, Region memory, const GatherOp
 
 Result<GatheredRows> Rows::gather(const RowNumbers& numbers, Domain domain, const GatherOptions& options) const {
   if (!table_) return no_table();
-  std::uint64_t bytes = 0;
-  if (__builtin_mul_overflow(numbers.size(), info().row_bytes, &bytes)) return out_of_memory();
-  Buffer buffer;
-  if (bytes != 0) {
-    auto allocated = table_->context().allocate(domain, bytes);
-    if (!allocated) return std::move(allocated).error();
-    buffer = std::move(*allocated);
-  }
-  RowsReport report = gather(numbers, buffer.region(), options);
-  if (!report.ok()) return std::move(*report.error);
-  return GatheredRows{std::move(buffer), std::move(report)};
+  return into_new_memory(*table_, numbers.size(), domain,
+                         [&](Region memory) { return gather(numbers, memory, options); });
 }
 
 RowsReport Rows::rows(std::uint64_t begin, std::uint64_t count, Region memory, const GatherOptions& options) const {
@@ -131,6 +138,17 @@ RowsReport Rows::rows(std::uint64_t begin, std::uint64_t count, Region memory, c
   } catch (const std::bad_alloc&) {
     return report_of(out_of_memory());
   }
+}
+
+Result<GatheredRows> Rows::rows(std::uint64_t begin, std::uint64_t count, Domain domain,
+                                const GatherOptions& options) const {
+  if (!table_) return no_table();
+  // Before memory is allocated that could never be filled.
+  if (begin > info().rows || count > info().rows - begin) {
+    RowsReport refused = rows(begin, count, Region::host(nullptr, 0), options);
+    return std::move(*refused.error);
+  }
+  return into_new_memory(*table_, count, domain, [&](Region memory) { return rows(begin, count, memory, options); });
 }
 
 Result<std::uint64_t> Rows::prefetch(const RowNumbers& numbers) const {
