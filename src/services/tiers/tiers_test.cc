@@ -207,6 +207,57 @@ TEST(Tiers, configurations_are_checked) {
   }
 }
 
+TEST(Tiers, the_usual_ones_come_from_the_environment) {
+  const auto names_and_paths = [] {
+    const auto tiers = Tiers::usual_tiers();
+    if (!tiers)
+      return std::string(tiers.error().code == Code::invalid_argument ? "wrong: " : "") + tiers.error().message;
+    std::string text;
+    for (const NewTier& tier : *tiers) text += tier.name + "=" + tier.path + " ";
+    return text;
+  };
+  ::unsetenv("PENSTOCK_TIER_PATHS");
+  EXPECT_EQ(names_and_paths(), "nvme=/nvme ssd=/ssd hdd=/hdd ");
+  ::setenv("PENSTOCK_TIER_PATHS", "", 1);
+  EXPECT_EQ(names_and_paths(), "nvme=/nvme ssd=/ssd hdd=/hdd ");
+  ::setenv("PENSTOCK_TIER_PATHS", "fast=/mnt/a,slow=/mnt/b=c", 1);
+  EXPECT_EQ(names_and_paths(), "fast=/mnt/a slow=/mnt/b=c ");
+  for (const char* wrong : {"fast", "=/mnt/a", "fast=", "fast=/mnt/a,,slow=/mnt/b"}) {
+    ::setenv("PENSTOCK_TIER_PATHS", wrong, 1);
+    EXPECT_TRUE(names_and_paths().starts_with("wrong: PENSTOCK_TIER_PATHS: ")) << wrong;
+  }
+  ::unsetenv("PENSTOCK_TIER_PATHS");
+}
+
+TEST_F(TiersTest, a_new_unit_stays_where_it_was_added_for_a_while_and_then_goes_by_its_heat) {
+  write_file(folders_.path("elsewhere"), "content");
+  ASSERT_TRUE(tiers_.set_policy({.half_life_seconds = 0}).ok());
+  ASSERT_EQ(text_of(tiers_.add(folders_.path("elsewhere").string(), "new")), "ok");
+  const auto kept = tiers_.auto_tier("new");
+  ASSERT_TRUE(kept.ok()) << text_of(kept);
+  EXPECT_EQ(kept->tier, "nvme");
+  EXPECT_NE(kept->reason.find("less than 600 seconds ago"), std::string::npos) << kept->reason;
+  EXPECT_EQ(folders_.where("new"), std::vector<std::string>{"nvme"});
+
+  ASSERT_TRUE(tiers_.set_policy({.half_life_seconds = 0, .least_stay_seconds = 0}).ok());
+  EXPECT_EQ(tiers_.auto_tier("new")->tier, "hdd") << "no access yet";
+  EXPECT_EQ(folders_.where("new"), std::vector<std::string>{"hdd"});
+}
+
+// 100 accesses and more: nvme; 10 to 99: ssd; fewer: hdd.
+TEST_F(TiersTest, without_hysteresis_the_rule_is_the_same_going_down) {
+  ASSERT_TRUE(tiers_.set_policy({.half_life_seconds = 0, .cooling = 1, .least_stay_seconds = 0}).ok());
+  for (const auto& [name, accesses, tier] :
+       {std::tuple("hot", 100, "nvme"), {"warm", 99, "ssd"}, {"cool", 10, "ssd"}, {"cold", 9, "hdd"}}) {
+    put("nvme", name, 1000);
+    use(name, accesses);
+    const auto placed = tiers_.auto_tier(name);
+    ASSERT_TRUE(placed.ok()) << text_of(placed);
+    EXPECT_EQ(placed->tier, tier) << placed->reason;
+    EXPECT_EQ(folders_.where(name), std::vector<std::string>{tier});
+  }
+}
+
 TEST(Tiers, what_is_not_open_says_so) {
   Tiers none;
   EXPECT_EQ(none.tiers().error().code, Code::invalid_argument);
