@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "penstock/route.h"
@@ -30,5 +32,21 @@ struct EngineInfo {
   bool reaches_device = false;        // moves bytes between a store and GPU memory without staging
   std::optional<Route> device_route;  // the route they would take on this machine
 };
+
+// Whether the engine of that name works on this machine, among those of Context::engines(). False for an unknown name.
+inline bool is_available(std::span<const EngineInfo> engines, std::string_view name) {
+  for (const EngineInfo& engine : engines) {
+    if (engine.name == name) return engine.available;
+  }
+  return false;
+}
+
+// Whether an engine moves bytes between storage and GPU memory without a copy in host memory: GPUDirect Storage works.
+inline bool is_gpu_direct_available(std::span<const EngineInfo> engines) {
+  for (const EngineInfo& engine : engines) {
+    if (engine.available && (engine.device_route == Route::gds || engine.device_route == Route::p2pdma)) return true;
+  }
+  return false;
+}
 
 }  // namespace penstock

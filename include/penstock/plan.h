@@ -7,8 +7,10 @@
 #include <vector>
 
 #include "penstock/domain.h"
+#include "penstock/region.h"
 #include "penstock/request.h"
 #include "penstock/route.h"
+#include "penstock/store.h"
 
 namespace penstock {
 
@@ -36,5 +38,12 @@ struct PENSTOCK_EXPORT Plan {
   // All of it in words, line by line.
   std::string text() const;
 };
+
+// Whether a range can travel past the page cache as it is: `StoreInfo::alignments`, its offset in the store, its
+// memory. Any other range is staged, which costs a copy.
+inline bool is_aligned(const Alignments& alignments, std::uint64_t offset, const Region& memory) {
+  const auto address = reinterpret_cast<std::uintptr_t>(memory.data);
+  return (offset | memory.size_bytes) % alignments.offset == 0 && address % alignments.memory == 0;
+}
 
 }  // namespace penstock

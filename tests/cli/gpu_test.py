@@ -105,6 +105,21 @@ class LoadByCuFile(GpuTest):
         self.assertEqual(asked["routes"], {"cufile-compat": 5 * MIB})
         self.assertIs(asked["verified"], True)
 
+    def test_is_found_in_the_folder_of_gpudirect_storage(self):
+        # In a mount namespace, whose /usr/local holds nothing else.
+        gds = "/usr/local/cuda/gds/lib64"
+        library = pathlib.Path(FAKE_CUFILE) / "libcufile.so.0"
+        script = f"""mount -t tmpfs none /usr/local && mkdir -p {gds} && cp '{library}' {gds}/ &&
+            env -u LD_LIBRARY_PATH '{TOOL}' engines --json"""
+        done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, timeout=60)
+        if b"unshare" in done.stderr or b"mount:" in done.stderr:
+            self.skipTest(f"no mount namespace here: {done.stderr.decode().strip()}")
+        engines = {each["name"]: each for each in json.loads(done.stdout)["engines"]}
+        found = {each["name"]: each["detail"] for each in engines["cufile"]["conditions"]}["libcufile"]
+        if engines["cufile"]["available"] and "/usr/local/" not in found:
+            self.skipTest(f"the loader finds another one first: {found}")
+        self.assertIn(f"{gds}/libcufile.so.0", found)
+
     def test_does_not_serve_host_memory(self):
         error = self.fails("unsupported", 1, "load", self.file("data", b"x" * 5000), "--engine", "cufile")
         self.assertIn("GPU", error["message"])

@@ -2,6 +2,9 @@
 
 #include <sys/stat.h>
 
+#include <atomic>
+
+#include "base/log.h"
 #include "cuda/driver.h"
 #include "engines/cufile/buffers.h"
 #include "engines/cufile/diagnosis.h"
@@ -16,6 +19,22 @@ namespace {
 
 bool can_batch(const Library& library) {
   return library.api().has_batches() && (library.state().properties.feature_flags >> cf_feature_batch & 1) != 0;
+}
+
+// Once in the process, since staging serves from then on: a person who set GPUDirect Storage up should know.
+void warn_of_staging(const Error& error) {
+  static std::atomic_flag warned;
+  if (warned.test_and_set()) return;
+  log(LogLevel::warning, "GPUDirect Storage is not used, bytes for GPUs are staged through host memory: " +
+                             error.message + (error.hint.empty() ? "" : " (" + error.hint + ")"));
+}
+
+// Once in the process, where there is a GPU and what GPUDirect Storage needs was never installed.
+void note_what_is_missing(const engine::Probe& probe) {
+  static std::atomic_flag noted;
+  if (noted.test_and_set()) return;
+  log(LogLevel::info, "there is no GPUDirect Storage, bytes for GPUs are staged through host memory: " + probe.reason +
+                          (probe.remedy.empty() ? "" : " (" + probe.remedy + ")"));
 }
 
 class Engine : public engine::Engine {
@@ -84,13 +103,16 @@ engine::Probe Engine::probe() const {
     probe.conditions.push_back(
         {"libcufile", Condition::State::met, (version > 0 ? number + ", " : "") + (*library)->path(), {}});
   }
-  Diagnosis diagnosis = diagnose(gather_facts(settings_.root));
+  const Facts facts = gather_facts(settings_.root);
+  Diagnosis diagnosis = diagnose(facts);
   probe.conditions.insert(probe.conditions.end(), diagnosis.conditions.begin(), diagnosis.conditions.end());
-  if (!library) return probe;
-  probe.available = true;
-  probe.device_route = diagnosis.route;
-  probe.reason = std::move(diagnosis.reason);
-  probe.remedy = std::move(diagnosis.remedy);
+  if (library) {
+    probe.available = true;
+    probe.device_route = diagnosis.route;
+    probe.reason = std::move(diagnosis.reason);
+    probe.remedy = std::move(diagnosis.remedy);
+  }
+  if (!facts.gpus.empty() && !probe.reason.empty()) note_what_is_missing(probe);
   return probe;
 }
 
@@ -102,7 +124,11 @@ Result<std::shared_ptr<Library>> Engine::open_driver() {
   if (const auto driver = cuda::Driver::get(); !driver) return driver.error();
   const Route hope = hoped_for();
   Status opened = (*library)->open({.compat = hope == Route::cufile_compat, .p2pdma = hope == Route::p2pdma});
-  if (!opened) return std::move(opened).error();
+  if (!opened) {
+    // A driver that hangs was told of, and one that must wait for streams is opened later.
+    if (!(*library)->is_stuck() && opened.error().code == Code::engine_unavailable) warn_of_staging(opened.error());
+    return std::move(opened).error();
+  }
   if (!can_batch(**library)) batches_.on = false;
   buffers_.use(**library);
   return library;
@@ -151,7 +177,11 @@ Result<std::unique_ptr<engine::Store>> Engine::open(const std::string& name, con
                  "let Penstock choose the engine: it stages through pinned memory"};
   }
   auto handle = (*library)->register_file(file->direct.get(), name, file);
-  if (!handle) return explain(std::move(handle).error(), *file);
+  if (!handle) {
+    Error error = explain(std::move(handle).error(), *file);
+    if (!(*library)->is_stuck()) warn_of_staging(error);
+    return error;
+  }
   return std::unique_ptr<engine::Store>(std::make_unique<Store>(std::move(*file), *library, *handle, *route));
 }
 

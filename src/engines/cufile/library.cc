@@ -22,7 +22,9 @@ bool has_bit(std::uint32_t flags, unsigned bit) {
 
 // Never unloaded: cuFile has threads of its own.
 void* load_file(std::string& reason) {
-  for (const char* name : {"libcufile.so.0", "libcufile.so", "/usr/local/cuda/lib64/libcufile.so.0"}) {
+  // First where the loader looks, then where NVIDIA's packages put it; GPUDirect Storage once had a folder of its own.
+  for (const char* name : {"libcufile.so.0", "libcufile.so", "/usr/local/cuda/lib64/libcufile.so.0",
+                           "/usr/local/cuda/gds/lib64/libcufile.so.0", "/usr/local/cuda/gds/lib/libcufile.so.0"}) {
     if (void* file = ::dlopen(name, RTLD_NOW | RTLD_LOCAL)) return file;
     const char* error = ::dlerror();
     if (reason.empty() && error != nullptr) reason = error;

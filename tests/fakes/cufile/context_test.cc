@@ -5,6 +5,8 @@
 #include "engines/cufile/library.h"
 #include "fakes/cufile/support.h"
 #include "files/file_store.h"
+#include "files/test_machine.h"
+#include "penstock/kinds.h"
 #include "support/cache_limit.h"
 #include "support/graph_capture.h"
 #include "support/over_posix.h"
@@ -390,6 +392,126 @@ TEST_F(StraightToTheGpu, compat_mode_is_taken_only_if_it_is_named) {
     const bool says_so = report.reason.find("compatibility mode: not direct") != std::string::npos;
     EXPECT_EQ(says_so, named) << report.reason;
     EXPECT_EQ(report.reason.find("straight between"), std::string::npos) << report.reason;
+  }
+}
+
+// In processes of their own, which can't use cuFile any more.
+class Refused : public StraightToTheGpu {
+ protected:
+  Refused() { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+
+  // Reads by two Contexts and by two stores each; how often standard error has the text. -1 if not all was staged.
+  int times_told(const std::string& text, const MachineTree& machine) {
+    testing::internal::CaptureStderr();
+    bool all_staged = true;
+    for (int i = 0; i < 2; ++i) {
+      options_.cache = Cache::bypass;
+      Context context = make_context(machine);
+      for (int j = 0; j < 2; ++j) {
+        const Store store = context.open(name_).value();
+        const Buffer memory = context.allocate(Domain::cuda(0), 4 * mib).value();
+        const Report report = context.read(store, 0, memory.region());
+        all_staged = all_staged && report.ok() && bytes_by(report, Route::direct_staged) == 4 * mib &&
+                     report.reason.find("cufile not used: ") != std::string::npos &&
+                     test::holds_content(bytes_of(memory.region()), 1, 0);
+      }
+    }
+    const std::string log = testing::internal::GetCapturedStderr();
+    int times = 0;
+    for (auto at = log.find(text); at != std::string::npos; at = log.find(text, at + 1)) ++times;
+    if (log.find('\n') + 1 != log.size()) times += 10;  // more than one line
+    return all_staged ? times : -1;
+  }
+};
+
+TEST_F(Refused, a_driver_that_does_not_open_is_told_once_and_staging_takes_over) {
+  cufile_.fail("cuFileDriverOpen", 1, 5004, 0);
+  EXPECT_EXIT(::_exit(times_told("warning: GPUDirect Storage is not used, bytes for GPUs are staged through host "
+                                 "memory: open cuFile's driver: CU_FILE_",
+                                 machine_)),
+              testing::ExitedWithCode(1), "");
+}
+
+TEST_F(Refused, files_that_can_not_be_registered_are_told_once_and_staged) {
+  cufile_.fail("cuFileHandleRegister", 1, cf_handle_not_registered, 1);
+  EXPECT_EXIT(::_exit(times_told("warning: GPUDirect Storage is not used, bytes for GPUs are staged through host "
+                                 "memory: register " +
+                                     name_.substr(0, 1),
+                                 machine_)),
+              testing::ExitedWithCode(1), "");
+}
+
+TEST_F(Refused, a_machine_without_gpudirect_storage_is_told_of_to_who_asks_for_it) {
+  const MachineTree without;
+  const std::string text =
+      "info: there is no GPUDirect Storage, bytes for GPUs are staged through host memory: cuFile "
+      "would take bytes through host memory: nvidia-fs is not loaded";
+  for (const int times : {0, 1}) {
+    const auto run = [&] {
+      ::setenv("PENSTOCK_LOG", times == 0 ? "warning" : "info", 1);
+      ::_exit(times_told(text, without));
+    };
+    EXPECT_EXIT(run(), testing::ExitedWithCode(times), "");
+  }
+}
+
+TEST_F(StraightToTheGpu, is_available_where_the_machine_can_and_what_is_aligned_can_go) {
+  const MachineTree without;
+  EXPECT_FALSE(is_gpu_direct_available(make_context(without).engines()));
+  Context context = make_context();
+  const auto engines = context.engines();
+  EXPECT_TRUE(is_gpu_direct_available(engines));
+  EXPECT_TRUE(is_available(engines, "posix") && is_available(engines, "cufile"));
+  EXPECT_FALSE(is_available(engines, "no such engine"));
+
+  const Alignments alignments = context.open(name_).value().info().alignments;
+  ASSERT_GE(alignments.offset, 512U);
+  const Buffer memory = context.allocate(Domain::host(), mib).value();
+  EXPECT_TRUE(is_aligned(alignments, alignments.offset, memory.region()));
+  EXPECT_FALSE(is_aligned(alignments, alignments.offset / 2, memory.region()));
+  EXPECT_FALSE(is_aligned(alignments, 0, memory.region().part(0, alignments.offset / 2)));
+  EXPECT_FALSE(is_aligned(alignments, 0, memory.region().part(1, alignments.offset)));
+}
+
+TEST_F(StraightToTheGpu, goes_a_kind_of_records) {
+  constexpr std::uint64_t record_bytes = 4096;
+  Context context = make_context();
+  const Kinds kinds = Kinds::create(context, folder_.path("records")).value();
+  const Kind other = kinds.add({.name = "other", .capacity = 3, .record_bytes = record_bytes}).value();
+  const Kind kind = kinds.add({.name = "one", .capacity = 64, .record_bytes = record_bytes}).value();
+  auto records = test::content(3, 0, 64 * record_bytes);
+  ASSERT_TRUE(kinds.append(kind.id, Region::host(records.data(), records.size())).ok());
+  ASSERT_TRUE(kinds.append(other.id, Region::host(records.data(), record_bytes)).ok());
+  test::evict(folder_.path("records"));
+  const auto loaded = kinds.read({.kind = kind.id, .index = 5, .count = 32}, Domain::cuda(0));
+  ASSERT_TRUE(loaded.ok()) << loaded.error().message;
+  EXPECT_TRUE(test::holds_content(bytes_of(loaded->buffer.region()), 3, 5 * record_bytes));
+  EXPECT_EQ(bytes_by(loaded->report, Route::gds), 32 * record_bytes) << loaded->report.reason;
+
+  options_.allowed_routes = {Route::cached, Route::direct, Route::direct_staged, Route::cached_staged};
+  Context plain = make_context();
+  const auto staged =
+      Kinds::open(plain, folder_.path("records")).value().read({.kind = kind.id, .count = 64}, Domain::cuda(0));
+  ASSERT_TRUE(staged.ok()) << staged.error().message;
+  EXPECT_TRUE(test::holds_content(bytes_of(staged->buffer.region()), 3, 0));
+  EXPECT_EQ(bytes_by(staged->report, Route::gds), 0U);
+  EXPECT_EQ(kinds.read({.kind = other.id, .index = 1}, Domain::cuda(0)).error().code, Code::out_of_range);
+}
+
+TEST_F(StraightToTheGpu, goes_a_block_device) {
+  const files::AttachedLoop device(name_);
+  if (!device.refusal().empty()) GTEST_SKIP() << device.refusal();
+  for (const bool straight : {true, false}) {
+    options_.cache = Cache::bypass;
+    if (!straight) options_.allowed_routes = {Route::direct_staged};
+    Context context = make_context();
+    const Store store = context.open(device.path()).value();
+    ASSERT_EQ(store.info().kind, StoreKind::block_device);
+    const Buffer memory = context.allocate(Domain::cuda(0), 8 * mib).value();
+    const Report report = context.read(store, mib, memory.region());
+    ASSERT_TRUE(report.ok()) << report.error->message;
+    EXPECT_TRUE(test::holds_content(bytes_of(memory.region()), 1, mib));
+    EXPECT_EQ(bytes_by(report, straight ? Route::gds : Route::direct_staged), 8 * mib) << report.reason;
   }
 }
 
