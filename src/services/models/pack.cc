@@ -3,6 +3,7 @@
 #include <deque>
 #include <filesystem>
 #include <numeric>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -141,11 +142,21 @@ class Packing {
     const Result<Model> model = Model::open(context_, name);
     if (!model) return model.error();
     if (Status status = check(*model, folder); !status) return std::move(status).error();
+    if (Status held = hold_source(name, model->files().front().path); !held) return std::move(held).error();
     const Result<std::vector<std::string>> copied = files_to_copy(name, resolved->index_path);
     if (!copied) return copied.error();
     std::vector<std::string> sources = *copied;
     for (const ModelFile& file : model->files()) sources.push_back(file.path);
     if (Status status = models::check_targets(folder, sources); !status) return std::move(status).error();
+    for (const ModelFile& file : model->files()) {
+      if (Status allowed = check_copied(file.path, file.identity); !allowed) return std::move(allowed).error();
+    }
+    for (const std::string& file : *copied) {
+      const Result<models::Source> source = models::Source::open(&context_, file);
+      if (!source) return source.error();
+      if (Status allowed = check_copied(source->name(), source->identity()); !allowed)
+        return std::move(allowed).error();
+    }
     const MadeFolders made(folder);
     if (made.failed()) return not_there(made.failed(), "make the folder " + folder);
     all_bytes_ = model->size_bytes();
@@ -197,6 +208,7 @@ class Packing {
 
   Status write(const Model& model, std::uint32_t number, const std::string& folder) {
     const ModelFile& file = model.files()[number];
+    if (Status allowed = check_copied(file.path, file.identity); !allowed) return allowed;
     Result<FileSource> source = FileSource::open(context_, model, number);
     if (!source) return std::move(source).error();
     models::WriterOptions options{.pack = pack_,
@@ -235,6 +247,7 @@ class Packing {
   Status copy_file(const std::string& from, const std::string& folder) {
     const Result<models::Source> source = models::Source::open(&context_, from);
     if (!source) return source.error();
+    if (Status allowed = check_copied(source->name(), source->identity()); !allowed) return allowed;
     const std::string to = models::target_in(folder, from);
     Result<Store> store = models::open_to_replace(context_, to, {.size_bytes = source->size_bytes()}, folder_);
     if (!store) return std::move(store).error();
@@ -250,19 +263,34 @@ class Packing {
     return {};
   }
 
+  // Stores of engines have no folder.
+  Status hold_source(const std::string& name, const std::string& file) {
+    std::error_code failed;
+    const bool is_folder = fs::is_directory(name, failed);
+    if (!is_folder && !file.starts_with('/')) return {};
+    Result<models::SourceFolder> folder =
+        models::SourceFolder::open(is_folder ? name : fs::path(file).parent_path().string());
+    if (!folder) return std::move(folder).error();
+    source_ = std::move(*folder);
+    return {};
+  }
+
+  Status check_copied(const std::string& path, const Identity& identity) const {
+    return source_ && path.starts_with('/') ? source_->check_copied(fs::path(path).filename(), identity) : Status();
+  }
+
   // The index, and the small files beside a model that is named by its folder.
-  static Result<std::vector<std::string>> files_to_copy(const std::string& name, const std::string& index) {
+  Result<std::vector<std::string>> files_to_copy(const std::string& name, const std::string& index) const {
     std::error_code failed;
     std::vector<std::string> files;
-    if (fs::is_directory(name, failed)) {
-      for (fs::directory_iterator at(name, failed), end; !failed && at != end; at.increment(failed)) {
-        std::error_code unknown;
-        const bool is_small = at->is_regular_file(unknown) && at->file_size(unknown) <= copied_bytes_most && !unknown;
-        const bool is_hidden = at->path().filename().string().starts_with('.');
-        if (is_small && !is_hidden && !has_weights(at->path())) files.push_back(at->path().string());
+    if (source_ && fs::is_directory(name, failed)) {
+      const auto names = source_->names();
+      if (!names) return names.error();
+      for (const std::string& each : *names) {
+        if (each.starts_with('.') || has_weights(each)) continue;
+        const auto bytes = source_->file_bytes(each);
+        if (bytes && *bytes <= copied_bytes_most) files.push_back((fs::path(name) / each).string());
       }
-      if (failed) return not_there(failed, "list " + name);
-      std::ranges::sort(files);
     }
     if (!index.empty()) files.insert(files.begin(), index);
     return files;
@@ -272,6 +300,7 @@ class Packing {
   const PackOptions& options_;
   const bool pack_;
   PackReport report_;
+  std::optional<models::SourceFolder> source_;
   int folder_ = -1;  // of the result
   std::uint64_t all_bytes_ = 0;
   std::uint64_t done_before_ = 0;  // in files that are finished

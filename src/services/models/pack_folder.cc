@@ -1,5 +1,6 @@
 #include "services/models/pack_folder.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -51,6 +52,56 @@ Status check_others(const std::string& folder, std::span<const std::string> sour
 }
 
 }  // namespace
+
+Result<SourceFolder> SourceFolder::open(const std::string& path) {
+  UniqueFd folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!folder) return system_error(errno, "open the folder " + path, "check the path and its permissions");
+  return SourceFolder(std::move(folder), path);
+}
+
+Result<std::vector<std::string>> SourceFolder::names() const {
+  const int again = ::openat(folder_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const std::unique_ptr<DIR, int (*)(DIR*)> stream(again < 0 ? nullptr : ::fdopendir(again), ::closedir);
+  if (!stream) return system_error(errno, "list " + path_, "check the path and its permissions");
+  std::vector<std::string> names;
+  for (;;) {
+    errno = 0;
+    const dirent* entry = ::readdir(stream.get());
+    if (entry == nullptr) break;
+    names.emplace_back(entry->d_name);
+  }
+  if (errno != 0) return system_error(errno, "list " + path_, "check the path and its permissions");
+  std::ranges::sort(names);
+  return names;
+}
+
+std::optional<std::uint64_t> SourceFolder::file_bytes(const std::string& name) const {
+  struct stat status = {};
+  if (::fstatat(folder_.get(), name.c_str(), &status, 0) != 0 || !S_ISREG(status.st_mode)) return std::nullopt;
+  return static_cast<std::uint64_t>(status.st_size);
+}
+
+Status SourceFolder::check_copied(const std::string& name, const Identity& identity) const {
+  const std::string path = (fs::path(path_) / name).string();
+  struct stat entry = {}, meant = {};
+  const bool is_there = ::fstatat(folder_.get(), name.c_str(), &entry, AT_SYMLINK_NOFOLLOW) == 0;
+  const UniqueFd file(::openat(folder_.get(), name.c_str(), O_PATH | O_CLOEXEC));
+  if (!is_there || !file || ::fstat(file.get(), &meant) != 0) return system_error(errno, "open " + path);
+  const auto found = Identity::of_file(file.get());
+  if (!found) return found.error();
+  const bool is_link = S_ISLNK(entry.st_mode);
+  const bool is_same = is_link || (entry.st_dev == meant.st_dev && entry.st_ino == meant.st_ino);
+  if (*found != identity || !is_same) {
+    return Error{Code::changed, 0, path + " was replaced while the model was copied", "start again"};
+  }
+  const uid_t own = ::geteuid();
+  const bool is_trusted = !is_link || entry.st_uid == own || entry.st_uid == 0 || entry.st_uid == meant.st_uid;
+  const bool is_for_all = meant.st_uid != own && (meant.st_mode & S_IROTH) != 0;
+  if (is_trusted || is_for_all) return {};
+  return Error{Code::permission_denied, 0,
+               path + " is a link of user " + std::to_string(entry.st_uid) + " to a file that is not that user's",
+               "name the file itself, or make the link yours: chown -h " + std::to_string(own) + " " + path};
+}
 
 std::string target_in(const std::string& folder, const std::string& source) {
   return (fs::path(folder) / fs::path(source).filename()).string();

@@ -4,17 +4,44 @@
 // Thread safety: functions of the file system; an Unfinished is one thread's.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/unique_fd.h"
 #include "penstock/result.h"
+#include "penstock/store.h"
 
 namespace penstock::models {
 
 // Where a file of a model goes: into the folder, under its own name.
 std::string target_in(const std::string& folder, const std::string& source);
+
+// The folder that a model is copied from, held: it may belong to another user, who can exchange it and what is in it
+// for links to files that he may not read.
+class SourceFolder {
+ public:
+  static Result<SourceFolder> open(const std::string& path);
+
+  // Sorted.
+  Result<std::vector<std::string>> names() const;
+  // Whether a file that was opened by this name, and has this identity, may be copied to where others can read it.
+  // Code::permission_denied: the name is a link of another user to a file that is not his, and not everybody's to read.
+  // Code::changed: the name means another file.
+  Status check_copied(const std::string& name, const Identity& identity) const;
+  // Of a regular file; nothing of anything else.
+  std::optional<std::uint64_t> file_bytes(const std::string& name) const;
+
+ private:
+  SourceFolder(UniqueFd folder, std::string path) : folder_(std::move(folder)), path_(std::move(path)) {}
+
+  UniqueFd folder_;
+  std::string path_;
+};
 
 // Before anything is written: that no file in the folder that would be replaced is one of `sources`, under whatever
 // name, nor a symbolic link; and that the folder has no weights nor an index that would stay beside them.
