@@ -14,8 +14,7 @@ namespace fs = std::filesystem;
 constexpr int max_links = 40;
 
 bool is_safe_from_others(const struct stat& folder, const struct stat& entry) {
-  const bool is_everybodys = (folder.st_mode & S_ISVTX) != 0 && (folder.st_mode & S_IWOTH) != 0;
-  return !is_everybodys || entry.st_uid == ::geteuid() || entry.st_uid == folder.st_uid;
+  return !is_shared_folder(folder) || entry.st_uid == ::geteuid() || entry.st_uid == folder.st_uid;
 }
 
 // Looked at after the link was read: another user can't exchange his for a link of this user.
@@ -33,6 +32,10 @@ Status check_link(const fs::path& link) {
 }
 
 }  // namespace
+
+bool is_shared_folder(const struct stat& folder) {
+  return (folder.st_mode & S_ISVTX) != 0 && (folder.st_mode & S_IWOTH) != 0;
+}
 
 Result<fs::path> link_target(const std::string& name) {
   std::error_code error;

@@ -17,6 +17,9 @@ namespace penstock {
 // Code::permission_denied: in a folder that is everybody's, a link is neither this user's nor that of its owner.
 Result<std::filesystem::path> link_target(const std::string& name);
 
+// A folder that every user may write to, and none may remove what is another's.
+bool is_shared_folder(const struct stat& folder);
+
 // Whether content that is written into a file of that name is safe from the file's owner: in a folder that is
 // everybody's, another user may have put it there. `path` is for messages.
 Status check_own_in_shared_folder(const struct stat& folder, const struct stat& file, const std::string& path);

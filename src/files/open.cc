@@ -23,6 +23,7 @@
 #include "files/durability.h"
 #include "files/file_kind.h"
 #include "files/file_status.h"
+#include "files/leftovers.h"
 #include "files/may_wait.h"
 
 namespace penstock::files {
@@ -290,12 +291,18 @@ Result<Opening> open_buffered(const std::string& name, const OpenOptions& option
     UniqueFd made(uninterrupted([&] { return ::open(name.c_str(), flags | O_NONBLOCK | O_CREAT | O_EXCL, 0666); }));
     if (made) return Opening{std::move(made), true, true};
     if (errno != EEXIST) return open_error(errno, name, access);
-    flags |= O_NONBLOCK | O_CREAT;  // through a link that points nowhere yet, or made by another meanwhile
+    // Through a link that points nowhere yet, or made by another meanwhile. What was not a link then is not followed.
+    const auto end = link_target(name);
+    if (!end) return end.error();
+    flags |= O_NONBLOCK | O_CREAT | O_NOFOLLOW;
+    UniqueFd fd(uninterrupted([&] { return ::open(end->c_str(), flags, 0666); }));
+    if (fd) return Opening{std::move(fd), false, true};
+    return open_error(errno, name, access);
   } else {
     return open_error(errno, name, access);
   }
   UniqueFd fd(uninterrupted([&] { return ::open(name.c_str(), flags, 0666); }));
-  if (fd) return Opening{std::move(fd), false, (flags & O_CREAT) != 0};
+  if (fd) return Opening{std::move(fd), false, false};
   if (errno == EBUSY) {
     return Error{Code::in_use, EBUSY, name + " is in use: another program or driver holds it exclusively",
                  "stop the program that uses it first (lsblk and fuser show it)"};
@@ -321,13 +328,30 @@ engine::Room room_of(const OpenOptions& options) {
   return {std::min(options.reserve_from, options.size_bytes), options.size_bytes};
 }
 
-// As kernels do with fs.protected_regular for who asks for the file to be made.
-Status check_shared_folder(const OpenedFile& file, const struct stat& status, const std::string& name, Access access) {
-  if (access != Access::create || !S_ISREG(status.st_mode)) return {};
-  const std::string parent = std::filesystem::path(file.path).parent_path().string();
+// As kernels do with fs.protected_symlinks, and with fs.protected_regular if the caller asks for the file to be made.
+// Called after the file was opened: another user can't exchange his link for one of this user.
+Status check_shared_folder(const struct stat& status, const std::string& name, Access access) {
+  const bool is_of_process = name.starts_with("/proc/");  // a descriptor, whose file may have no name
+  if (access == Access::read || !S_ISREG(status.st_mode) || is_of_process) return {};
+  const auto end = link_target(name);
+  if (!end) return end.error();
   struct stat folder = {};
+  struct stat named = {};
+  const std::string parent = end->parent_path().string();
   if (::stat(parent.c_str(), &folder) != 0) return system_error(errno, "ask about the folder " + parent);
-  return check_own_in_shared_folder(folder, status, name);
+  const bool is_named = ::lstat(end->c_str(), &named) == 0 && same_file(named, status);
+  if (!is_named && is_shared_folder(folder)) {
+    return Error{Code::changed, 0, name + " was replaced while it was opened", "open it again"};
+  }
+  return access == Access::create ? check_own_in_shared_folder(folder, status, name) : Status();
+}
+
+// Other users may rename folders of theirs that lead to the file: it is removed from the folder that has it, or not.
+void remove_made(const std::string& path, int file) {
+  const std::filesystem::path name(path);
+  const UniqueFd folder(::open(name.parent_path().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  const std::string last = name.filename().string();
+  if (folder && is_name_of(folder.get(), last, file)) ::unlinkat(folder.get(), last.c_str(), 0);
 }
 
 // With the room that is asked for.
@@ -376,11 +400,11 @@ Result<Found> open_in_place(OpenedFile& file, const std::string& name, const Ope
   if (!found) return found;
   if (!opening->created) {
     Status free = check_file_unused(found->status.basic, name, options.access);
-    if (free) free = check_shared_folder(file, found->status.basic, name, options.access);
+    if (free) free = check_shared_folder(found->status.basic, name, options.access);
     if (!free) return std::move(free).error();
   }
   found = with_room(file, name, options, std::move(found));
-  if (!found && opening->created) ::unlink(file.path.c_str());
+  if (!found && opening->created) remove_made(file.path, file.buffered.get());
   return found;
 }
 

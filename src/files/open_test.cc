@@ -14,6 +14,7 @@
 #include <cerrno>
 #include <csignal>
 #include <fstream>
+#include <functional>
 #include <sstream>
 #include <thread>
 
@@ -24,10 +25,17 @@ namespace {
 
 // Longer calls of fallocate are interrupted, as on tmpfs, which undoes what they did; 0: none is.
 std::atomic<off_t> longest_between_signals = 0;
+// What happens instead of a call that finds no space.
+std::function<void()> where_space_is_missing;
 
 }  // namespace
 
 extern "C" int fallocate(int fd, int mode, off_t offset, off_t length) {
+  if (where_space_is_missing) {
+    where_space_is_missing();
+    errno = ENOSPC;
+    return -1;
+  }
   const off_t longest = longest_between_signals;
   if (longest == 0 || length <= longest) {
     return static_cast<int>(::syscall(SYS_fallocate, fd, mode, offset, length));
@@ -228,6 +236,28 @@ TEST_F(OpenFile, makes_room_though_signals_interrupt_it) {
   longest_between_signals = 0;
   ASSERT_TRUE(file.ok()) << file.error().message;
   EXPECT_EQ(file->info.size_bytes, 20'000'001U);
+}
+
+// Its folder may be another user's, who exchanges it for a link just then.
+TEST_F(OpenFile, removes_a_new_file_without_room_from_the_folder_that_has_it_or_not_at_all) {
+  const std::string his = folder_.path("his");
+  for (const bool is_exchanged : {false, true}) {
+    for (const char* folder : {"his", "mine"}) std::filesystem::create_directory(folder_.path(folder));
+    folder_.write("mine/a", "mine");
+    int calls = 0;
+    where_space_is_missing = [&] {
+      if (++calls != 1 || !is_exchanged) return;
+      std::filesystem::rename(his, his + ".old");
+      std::filesystem::create_directory_symlink("mine", his);
+    };
+    const auto refused = open_file(his + "/a", {.access = Access::create, .size_bytes = 100});
+    where_space_is_missing = {};
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.error().code, Code::no_space);
+    EXPECT_GT(calls, 0);
+    EXPECT_EQ(folder_.read("mine/a"), "mine");
+    EXPECT_EQ(std::filesystem::exists(his + "/a"), is_exchanged);
+  }
 }
 
 TEST_F(OpenFile, opens_what_a_descriptor_means_under_the_name_that_is_given) {

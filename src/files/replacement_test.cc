@@ -182,6 +182,38 @@ TEST_F(Replace, gives_nothing_to_who_has_put_a_file_of_that_name_into_a_folder_t
   EXPECT_TRUE(open_file(name, {.access = Access::write}).ok());
 }
 
+// Also where the link leads to a file that is yet to be made, and the kernel would follow it.
+TEST_F(Replace, in_place_follows_no_link_of_another_user_in_a_folder_that_is_anyones) {
+  if (::geteuid() != 0) GTEST_SKIP() << "takes root, for a second user";
+  constexpr uid_t other = 65534;
+  const std::string shared = folder_.path("shared");
+  const std::string link = shared + "/link";
+  ASSERT_EQ(::mkdir(shared.c_str(), 0777), 0);
+  ASSERT_EQ(::chmod(shared.c_str(), 01777), 0);
+  folder_.write("secret", "mine");
+  for (const Access access : {Access::create, Access::write}) {
+    for (const std::string to : {"secret", "new"}) {
+      const auto write = [&](uid_t owner) {
+        static_cast<void>(::unlink(link.c_str()));
+        EXPECT_EQ(::symlink(folder_.path(to).c_str(), link.c_str()), 0);
+        EXPECT_EQ(::lchown(link.c_str(), owner, owner), 0);
+        return open_file(link, {.access = access, .size_bytes = 100});
+      };
+      const auto refused = write(other);
+      ASSERT_FALSE(refused.ok()) << to;
+      const bool is_missing = access == Access::write && to == "new";
+      EXPECT_EQ(refused.error().code, is_missing ? Code::not_found : Code::permission_denied) << to;
+      EXPECT_EQ(folder_.read("secret"), "mine");
+      EXPECT_FALSE(std::filesystem::exists(folder_.path("new")));
+      if (access == Access::write) continue;
+      EXPECT_TRUE(write(0).ok()) << to;
+      EXPECT_TRUE(std::filesystem::exists(folder_.path(to)));
+      folder_.write("secret", "mine");
+      std::filesystem::remove(folder_.path("new"));
+    }
+  }
+}
+
 // Also where its path has come to lead elsewhere.
 TEST_F(Replace, happens_in_the_folder_of_a_descriptor) {
   for (const char* folder : {"meant", "other"}) {
