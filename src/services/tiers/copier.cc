@@ -43,11 +43,18 @@ Error failure(const Report& report, const std::string& what) {
   return error;
 }
 
-void add_zeros(Checksum& sum, std::uint64_t bytes) {
+// A hole costs no disk space, and may be so long that this takes hours.
+Status add_zeros(Checksum& sum, std::uint64_t bytes, Pace& pace) {
   static constexpr std::array<std::byte, 1 << 16> zeros{};
-  for (; bytes > 0; bytes -= std::min<std::uint64_t>(bytes, zeros.size())) {
-    sum.add({zeros.data(), std::min<std::uint64_t>(bytes, zeros.size())});
+  constexpr std::uint64_t between_questions_bytes = 64 << 20;
+  for (std::uint64_t added = 0; added < bytes;) {
+    const std::uint64_t length = std::min<std::uint64_t>(bytes - added, zeros.size());
+    sum.add({zeros.data(), length});
+    added += length;
+    if (added % between_questions_bytes != 0) continue;
+    if (Status going = pace.after(0); !going) return going;
   }
+  return {};
 }
 
 struct Stretch {
@@ -386,7 +393,7 @@ Status Copier::copy_large(FileCopy& file, const Progress& progress, const Checkp
     if (turn.read.wait() != Outcome::done) return fail(failure(turn.read.report(), "read " + from));
     turn.read = {};
     const Region memory = buffers_[worked % windows].region().part(0, length);
-    add_zeros(sum, turn.stretch.begin - summed);
+    if (Status going = add_zeros(sum, turn.stretch.begin - summed, pace_); !going) return fail(going.error());
     sum.add({memory.data, length});
     summed = turn.stretch.end;
     if (turn.stretch.end > file.done_bytes) {
@@ -421,7 +428,7 @@ Status Copier::copy_large(FileCopy& file, const Progress& progress, const Checkp
   for (Turn& turn : turns) {
     if (Status done = finish_write(turn); !done) return fail(done.error());
   }
-  add_zeros(sum, size - summed);
+  if (Status going = add_zeros(sum, size - summed, pace_); !going) return going;
   file.checksum = sum.hex();
   *target = {};
   if (uninterrupted([&] { return ::ftruncate(written_to.get(), static_cast<off_t>(size)); }) != 0)
@@ -469,13 +476,13 @@ Result<std::string> Copier::sum_large(const FileCopy& file, End end, const Progr
     if (ticket.wait() != Outcome::done) return fail(failure(ticket.report(), "read " + path));
     ticket = {};
     const std::uint64_t length = stretch.end - stretch.begin;
-    add_zeros(sum, stretch.begin - summed);
+    if (Status going = add_zeros(sum, stretch.begin - summed, pace_); !going) return fail(going.error());
     sum.add({buffers_[worked % windows].region().data, length});
     summed = stretch.end;
     progress(length);
     if (Status going = pace_.after(0); !going) return fail(going.error());
   }
-  add_zeros(sum, size - summed);
+  if (Status going = add_zeros(sum, size - summed, pace_); !going) return std::move(going).error();
   return sum.hex();
 }
 

@@ -1,6 +1,7 @@
 // What a unit is, and that it moves as it is.
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -50,6 +51,44 @@ TEST_F(TiersTest, a_directory_moves_as_one_with_its_links) {
   EXPECT_TRUE(fs::equivalent(folders_.path("ssd/model/one"), folders_.path("ssd/model/same")));
   EXPECT_EQ(*tiers_.path_of("model/deep/two"), folders_.path("ssd/model/deep/two").string());
   EXPECT_EQ(text_of(*tiers_.check({.bytes = true})), "");
+}
+
+// A hole takes no space on the disk, and may be so long that its checksum takes hours.
+TEST_F(TiersTest, what_reads_a_hole_can_be_stopped) {
+  constexpr std::uint64_t hole_bytes = std::uint64_t{4} << 30;
+  write_file(folders_.path("nvme/a"), "begin");
+  fs::resize_file(folders_.path("nvme/a"), hole_bytes);
+  ASSERT_EQ(text_of(tiers_.import("a")), "ok");
+  int questions = 0;
+  const auto keep_going = [&] { return ++questions < 40; };
+  const auto moved = tiers_.move("a", "hdd", {.keep_going = keep_going});
+  ASSERT_TRUE(!moved.ok() || moved->error) << questions;
+  EXPECT_EQ(moved.ok() ? moved->error->code : moved.error().code, Code::cancelled);
+  EXPECT_EQ(folders_.where("a"), std::vector<std::string>{"nvme"});
+  questions = 0;
+  const auto checked = tiers_.check({.bytes = true, .keep_going = keep_going});
+  ASSERT_FALSE(checked.ok()) << questions;
+  EXPECT_EQ(checked.error().code, Code::cancelled);
+}
+
+TEST_F(TiersTest, a_file_with_holes_that_no_disk_could_fill_is_no_unit) {
+  struct statvfs system = {};
+  ASSERT_EQ(::statvfs(folders_.path("nvme").c_str(), &system), 0);
+  const std::uint64_t disk_bytes = std::uint64_t{system.f_blocks} * system.f_frsize;
+  const fs::path path = folders_.path("nvme/home/a");
+  put("nvme", "home/b", 1000);
+  write_file(path, "begin");
+  std::error_code failed;
+  fs::resize_file(path, disk_bytes * 3, failed);
+  if (!failed) {
+    EXPECT_EQ(text_of(tiers_.import("home/a")), "ok");
+  }
+  fs::resize_file(path, disk_bytes * 5, failed);
+  if (failed) GTEST_SKIP() << "the file system has no files that are longer than itself";
+  const Status refused = tiers_.import("home/a");
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, Code::unsupported) << text_of(refused);
+  EXPECT_FALSE(tiers_.move("home/a", "hdd").ok()) << "it was imported before it grew";
 }
 
 TEST_F(TiersTest, holes_stay_holes) {

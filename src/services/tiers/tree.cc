@@ -1,6 +1,7 @@
 #include "services/tiers/tree.h"
 
 #include <fcntl.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -67,6 +68,14 @@ bool is_mounted_on(int folder, const char* name) {
   return (facts.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0;
 }
 
+// Holes take no space, and their checksum takes as long as that of as many bytes.
+bool has_endless_holes(const struct stat& file, std::uint64_t file_system_bytes) {
+  constexpr std::uint64_t times = 4;  // disks may have been thin, and files compressed
+  const auto size = static_cast<std::uint64_t>(file.st_size);
+  const std::uint64_t taken = static_cast<std::uint64_t>(file.st_blocks) * 512;
+  return file_system_bytes != 0 && size > taken && (size - taken) / times > file_system_bytes;
+}
+
 // Whether a relative link within `folder` (below the unit, "" for the unit itself) stays within the unit.
 bool stays_within(const std::string& folder, const std::string& target) {
   if (target.starts_with('/')) return true;  // means the same from everywhere
@@ -94,6 +103,8 @@ class Scanner {
       return file_error(errno, "look at " + path_);
     }
     device_ = status.st_dev;
+    struct statvfs system = {};
+    if (::fstatvfs(at_.folder(), &system) == 0) file_system_bytes_ = std::uint64_t{system.f_blocks} * system.f_frsize;
     tree_.inode = status.st_ino;
     if (S_ISLNK(status.st_mode)) {
       return refused(path_, "is a symbolic link", "move what it points to, and name that");
@@ -178,6 +189,8 @@ class Scanner {
       return refused(whole, "is neither a file nor a directory", "remove it, or take its neighbours by themselves");
     } else if (status.st_size == 0 && has_bytes(folder, last)) {
       return refused(whole, "has bytes, but tells no size", "copy what can be read of it to a file");
+    } else if (has_endless_holes(status, file_system_bytes_)) {
+      return refused(whole, "has holes that are many times as long as its file system", "copy what is in it to a file");
     } else {
       Names& names = names_[status.st_ino];
       names.all = status.st_nlink;
@@ -219,6 +232,7 @@ class Scanner {
   const std::string name_;  // of the unit in its folder
   const std::string path_;
   dev_t device_ = 0;
+  std::uint64_t file_system_bytes_ = 0;  // 0: not known
   std::map<ino_t, Names> names_;
   Tree tree_;
 };
