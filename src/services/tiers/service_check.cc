@@ -23,8 +23,10 @@ class Strays {
  public:
   // `is_elsewhere`: a unit of this name lies on another tier.
   using Found = std::function<Status(const std::string& name, bool is_elsewhere)>;
-  Strays(Catalog& catalog, const TierRow& tier, const HeldFolder& folder, Found found)
-      : catalog_(catalog), tier_(tier), folder_(folder), found_(std::move(found)) {}
+  // Of a folder, or of something in one, that can't be looked at. The rest goes on: any user can make one.
+  using Unreadable = std::function<void(const std::string& name, const Error& error)>;
+  Strays(Catalog& catalog, const TierRow& tier, const HeldFolder& folder, Found found, Unreadable unreadable)
+      : catalog_(catalog), tier_(tier), folder_(folder), found_(std::move(found)), unreadable_(std::move(unreadable)) {}
 
   Status start(const std::string& below) {
     std::vector<std::string> folders = parents_of(below);
@@ -41,17 +43,24 @@ class Strays {
   enum class Standing : std::uint8_t { none, here, elsewhere, moving };
 
   Status walk(const std::string& below, int depth) {
-    constexpr int most_deep = 200;
-    if (depth > most_deep) return {};
+    constexpr int max_depth = 200;
+    if (depth > max_depth) {
+      return skip(below, {Code::unsupported, 0, tier_.path + "/" + below + " is nested too deeply", ""});
+    }
     const auto names = list_names(PathBeneath{&folder_, below});
-    if (!names && is_shortage(names.error())) return names.error();
-    if (!names) return names.error().code == Code::not_found ? Status() : Status(names.error());
+    if (!names) return skip(below, names.error());
     for (const std::string& last : *names) {
       if (last == own_folder || (below.empty() && last == "lost+found")) continue;
       const std::string name = below.empty() ? last : below + "/" + last;
       if (is_of_catalog(tier_.path + "/" + name)) continue;
       if (Status done = look(name, depth); !done) return done;
     }
+    return {};
+  }
+
+  Status skip(const std::string& name, const Error& error) {
+    if (name.empty() || is_shortage(error)) return error;
+    if (error.code != Code::not_found) unreadable_(name, error);
     return {};
   }
 
@@ -63,7 +72,7 @@ class Strays {
     if (*before == Standing::here || *before == Standing::moving) return {};
     const PathBeneath path{&folder_, name};
     const auto status = look_at(path);
-    if (!status) return status.error();
+    if (!status) return skip(name, status.error());
     if (status->st_ino == 0) return {};
     if (*before == Standing::none && S_ISDIR(status->st_mode)) return is_tier(name) ? Status() : walk(name, depth + 1);
     // Left from when the unit lay here.
@@ -108,6 +117,7 @@ class Strays {
   const TierRow& tier_;
   const HeldFolder& folder_;
   const Found found_;
+  const Unreadable unreadable_;
 };
 
 // Of a version that a mover kept: going/UNIT.RANDOM.kept.
@@ -156,7 +166,10 @@ Result<CheckReport> Service::import_all(std::string_view tier_name, std::string_
       return {};
     });
   };
-  Strays strays(*catalog_, *row, *folder, [&](const std::string& name, bool is_elsewhere) -> Status {
+  const auto refuse = [&](const std::string& name, const Error& error) {
+    report.findings.push_back({name, PathBeneath{&*folder, name}.text(), error.message});
+  };
+  const auto take = [&](const std::string& name, bool is_elsewhere) -> Status {
     constexpr std::size_t most = 1000;
     const PathBeneath path{&*folder, name};
     const auto checked = checked_name(name);
@@ -166,7 +179,7 @@ Result<CheckReport> Service::import_all(std::string_view tier_name, std::string_
     if (!tree && is_shortage(tree.error())) return tree.error();
     if (!tree && tree.error().code == Code::not_found) return {};  // it is gone since
     if (!tree || !checked) {
-      report.findings.push_back({name, path.text(), tree ? checked.error().message : tree.error().message});
+      refuse(name, tree ? checked.error() : tree.error());
       return {};
     }
     units.push_back({.name = name,
@@ -177,7 +190,8 @@ Result<CheckReport> Service::import_all(std::string_view tier_name, std::string_
                      .files = tree->files,
                      .identity = tree->identity});
     return units.size() < most ? Status() : write();
-  });
+  };
+  Strays strays(*catalog_, *row, *folder, take, refuse);
   if (Status walked = strays.start(start); !walked) return std::move(walked).error();
   if (Status written = write(); !written) return std::move(written).error();
   return report;
@@ -360,7 +374,10 @@ Result<CheckReport> Service::check(const CheckOptions& options) {
       report.findings.push_back(std::move(*finding));
     }
     if (!options.strays) continue;
-    Strays strays(*catalog_, tier, *folder, [&](const std::string& name, bool is_elsewhere) -> Status {
+    const auto note = [&](const std::string& name, const Error& error) {
+      report.findings.push_back({.name = "", .path = tier.path + "/" + name, .text = error.message, .harmless = true});
+    };
+    const auto take = [&](const std::string& name, bool is_elsewhere) -> Status {
       if (!keep_going()) return Error{Code::cancelled, 0, "the check was stopped", ""};
       TierFinding finding{.name = "", .path = tier.path + "/" + name, .text = "it is no unit", .harmless = true};
       if (is_elsewhere) {
@@ -369,7 +386,8 @@ Result<CheckReport> Service::check(const CheckOptions& options) {
       }
       report.findings.push_back(std::move(finding));
       return {};
-    });
+    };
+    Strays strays(*catalog_, tier, *folder, take, note);
     if (Status walked = strays.start(""); !walked) return std::move(walked).error();
   }
   return report;

@@ -57,6 +57,37 @@ TEST_F(TiersTest, a_tier_that_is_not_mounted_is_told_and_nothing_is_lost) {
   EXPECT_TRUE(tiers_.move("a", "ssd").ok());
 }
 
+// Any user who may write to a folder of a tier can make such folders.
+TEST_F(TiersTest, a_folder_that_cannot_be_listed_is_named_and_the_rest_is_imported_and_checked) {
+  write_file(folders_.path("nvme/a/file"), "a");
+  write_file(folders_.path("nvme/z/file"), "z");
+  const auto nest = [&](const std::string& below, const std::string& name, int levels) {
+    fs::create_directories(folders_.path(below));
+    UniqueFd folder(::open(folders_.path(below).c_str(), O_PATH | O_DIRECTORY));
+    for (int i = 0; i < levels; ++i) {
+      ASSERT_EQ(::mkdirat(folder.get(), name.c_str(), 0755), 0);
+      folder = UniqueFd(::openat(folder.get(), name.c_str(), O_PATH | O_DIRECTORY));
+    }
+    const UniqueFd file(::openat(folder.get(), "file", O_WRONLY | O_CREAT, 0644));
+    ASSERT_TRUE(file);
+  };
+  nest("nvme/deep", "d", 220);
+  nest("nvme/long", std::string(250, 'n'), 20);  // longer than any path may be
+  for (int times = 0; times < 2; ++times) {
+    const auto imported = tiers_.import_all("nvme");
+    ASSERT_TRUE(imported.ok()) << text_of(imported);
+    EXPECT_EQ(imported->units, times == 0 ? 2U : 0U);
+    ASSERT_EQ(imported->findings.size(), 2U) << text_of(*imported);
+    EXPECT_NE(imported->findings[0].text.find("nested too deeply"), std::string::npos) << text_of(*imported);
+    EXPECT_TRUE(imported->findings[1].name.starts_with("long/nnn")) << text_of(*imported);
+    const auto checked = tiers_.check();
+    ASSERT_TRUE(checked.ok()) << text_of(checked);
+    EXPECT_EQ(checked->units, 2U);
+    ASSERT_EQ(checked->findings.size(), 2U) << text_of(*checked);
+    for (const TierFinding& finding : checked->findings) EXPECT_TRUE(finding.harmless) << finding.text;
+  }
+}
+
 TEST_F(TiersTest, tiers_have_folders_of_their_own) {
   fs::create_directory(folders_.path("nvme/inner"));
   fs::create_directory_symlink(folders_.path("ssd"), folders_.path("alias"));
