@@ -384,20 +384,40 @@ Status make_alike(const PathBeneath& path, const struct stat& model, std::int64_
 
 }  // namespace
 
+namespace {
+
+// Where every user may make folders, one may have made it who must not decide about what comes into it.
+Status check_alike(const PathBeneath& path, const struct stat& there, const struct stat& model) {
+  const bool is_trusted = there.st_uid == 0 || there.st_uid == ::geteuid();
+  if (is_trusted || !S_ISDIR(model.st_mode) || there.st_uid == model.st_uid) return {};
+  return Error{
+      Code::permission_denied, 0,
+      path.text() + " belongs to user " + std::to_string(there.st_uid) +
+          ", and the folder of that name that the unit comes from to user " + std::to_string(model.st_uid),
+      "look at it, and remove it or give it to that user: chown " + std::to_string(model.st_uid) + " " + path.text()};
+}
+
+}  // namespace
+
 Status make_parents(const PathBeneath& path, const HeldFolder* model, std::int64_t unit) {
   const std::vector<std::string> parents = parents_of(path.name);
   for (auto parent = parents.rbegin(); parent != parents.rend(); ++parent) {
     const PathBeneath folder{path.folder, *parent};
-    const auto there = look_at(folder);
+    auto there = look_at(folder);
     if (!there) return there.error();
-    if (there->st_ino != 0) continue;  // what is no folder, those that follow notice
     struct stat alike = {};
     if (model != nullptr) {
       if (const auto found = look_at({model, *parent})) alike = *found;
     }
-    Status made = S_ISDIR(alike.st_mode) ? make_alike(folder, alike, unit) : make_folder(folder, 0777);
-    if (made) made = sync_parent(folder);
-    if (!made) return made;
+    if (there->st_ino == 0) {
+      Status made = S_ISDIR(alike.st_mode) ? make_alike(folder, alike, unit) : make_folder(folder, 0777);
+      if (made) made = sync_parent(folder);
+      if (!made) return made;
+      there = look_at(folder);  // another may have been faster
+      if (!there) return there.error();
+    }
+    // What is no folder, those that follow notice.
+    if (Status safe = check_alike(folder, *there, alike); !safe) return safe;
   }
   return {};
 }

@@ -92,6 +92,7 @@ bool is_empty_folder(const PathBeneath& path);
 void remove_empty_folder(const PathBeneath& path);
 // Makes what is missing of the folders above a unit. Where there is a `model`, they get the owners and modes of those
 // there; they are made aside, in the place of `unit`, since other users may exchange what lies in their folders.
+// Code::permission_denied: one that is there belongs to another user than that of the model, who is not trusted either.
 // REQUIRES: with a model, the unit of that number is locked.
 Status make_parents(const PathBeneath& path, const HeldFolder* model = nullptr, std::int64_t unit = 0);
 // Code::in_use if there is something of that name already.

@@ -163,6 +163,7 @@ Status Mover::replace(const std::string& name, std::int64_t to, std::int64_t num
       return back;
     }
   }
+  const HeldFolder* model = nullptr;  // of the tier that has the old one
   Status done = catalog_.transact([&]() -> Status {
     const auto now = catalog_.unit(name);
     if (!now) return now.error();
@@ -176,6 +177,7 @@ Status Mover::replace(const std::string& name, std::int64_t to, std::int64_t num
       if (from == nullptr) return Error{Code::not_found, 0, "its tier is no longer in the catalog", ""};
       if (const auto there = usable(*from); !there) return there.error();
       const PathBeneath old = path_in(*from, name);
+      model = old.folder;
       if (Status can = check_can_go(old, going(*from, row.unit)); !can) return can;
       if (Status noted = note_source(row, old); !noted) return noted;
     } else {
@@ -190,7 +192,7 @@ Status Mover::replace(const std::string& name, std::int64_t to, std::int64_t num
   });
   if (done) fault_point("journaled");
   if (done) {
-    done = make_parents(target);
+    done = make_parents(target, model, row.unit);
     if (done) done = give_name(row, target);
     if (done) fault_point("named");
     if (done) done = sync_parent(target);

@@ -368,6 +368,65 @@ TEST_P(TiersHostile, a_tier_whose_folder_is_another_users_is_refused) {
   }
 }
 
+// The folder of a tier may be one that any user may write to, as /tmp is. What is in a folder that only root can enter
+// must not come to lie in one that the other user has made there.
+TEST_P(TiersHostile, what_moves_comes_into_no_folder_that_another_user_has_made_for_it) {
+  for (const bool is_late : {false, true}) {
+    run([&] {
+      for (const char* tier : {"nvme", "hdd"}) fs::permissions(folders_.path(tier), fs::perms(01777));
+      Tiers tiers = folders_.create();
+      for (const char* name : {"private/a", "private/d/b"}) {
+        write_file(folders_.path("nvme") / name, bytes_of(name, 1, 5000));
+        ASSERT_EQ(text_of(tiers.import(name)), "ok");
+      }
+      fs::permissions(folders_.path("nvme/private"), fs::perms(0700));
+      const auto make = [&](const std::string& tier) {
+        EXPECT_TRUE(as_other([&] { return ::mkdir((folders_.path(tier) / "private").c_str(), 0777) == 0; }));
+      };
+      {
+        if (!is_late) make("hdd");
+        const AtPoint hook("parent", [&] { make("hdd"); });
+        const auto moved = tiers.move("private/a", "hdd");
+        ASSERT_FALSE(moved.ok() && moved->ok());
+        const Error error = !moved.ok() ? moved.error() : moved->failures.at(0).error;
+        EXPECT_EQ(error.code, Code::permission_denied) << error.message;
+        EXPECT_NE(error.hint.find("chown"), std::string::npos) << error.hint;
+      }
+      EXPECT_FALSE(fs::exists(folders_.path("hdd/private/a")));
+      EXPECT_EQ(read_file(folders_.path("nvme/private/a")), bytes_of("private/a", 1, 5000));
+      // What replaces a unit comes to the fastest tier.
+      fs::remove(folders_.path("hdd/private"));
+      ASSERT_EQ(text_of(tiers.move("private/a", "hdd")), "ok");
+      EXPECT_EQ(facts_of(folders_.path("hdd/private")).st_mode & 07777, 0700U);
+      EXPECT_EQ(text_of(tiers.move("private/d/b", "hdd")), "ok");
+      fs::remove_all(folders_.path("nvme/private"));
+      make("nvme");
+      auto context = Context::create({.lanes = 1});
+      ASSERT_TRUE(context.ok() && tiers.serve(*context).ok());
+      std::string bytes = bytes_of("new", 1, 100);
+      const auto replace = [&] {
+        auto store = context->open("tier:private/a", {.access = Access::replace, .size_bytes = bytes.size()});
+        if (!store.ok()) return store.error().code;
+        EXPECT_TRUE(context->write(*store, 0, Region::host(bytes.data(), bytes.size())).ok());
+        const Status done = store->commit();
+        return done ? Code::internal : done.error().code;
+      };
+      EXPECT_EQ(replace(), Code::permission_denied);
+      EXPECT_FALSE(fs::exists(folders_.path("nvme/private/a")));
+      EXPECT_EQ(read_file(folders_.path("hdd/private/a")), bytes_of("private/a", 1, 5000));
+      fs::remove(folders_.path("nvme/private"));
+      EXPECT_EQ(replace(), Code::internal) << "it was done";
+      EXPECT_EQ(facts_of(folders_.path("nvme/private")).st_mode & 07777, 0700U);
+      EXPECT_EQ(folders_.aside(), std::vector<std::string>());
+    });
+    for (const char* tier : {"nvme", "ssd", "hdd"}) {
+      fs::remove_all(folders_.path(tier) / "private");
+      fs::remove_all(folders_.path(tier) / ".penstock");
+    }
+    for (const char* ending : {"", "-wal", "-shm", "-units"}) fs::remove(folders_.catalog() + ending);
+  }
+}
+
 // The same without points: the other user exchanges folders for links as fast as he can. PENSTOCK_TIER_RACES rounds.
 TEST_P(TiersHostile, in_a_race_nothing_of_roots_is_given_away_changed_or_deleted) {
   const char* const wanted = std::getenv("PENSTOCK_TIER_RACES");
