@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <future>
+#include <memory>
 #include <vector>
 
 namespace penstock::core {
@@ -79,6 +81,22 @@ TEST(CompletionThread, lets_go_of_an_action_before_it_waits_for_the_next) {
   completions.post([held = std::move(held)] {});
   completions.close();
   EXPECT_TRUE(watched.expired());
+}
+
+TEST(CompletionThread, frees_memory_at_once_though_nothing_is_posted) {
+  CompletionThread completions;
+  std::atomic<bool> sleeps{false};
+  completions.post([&] { sleeps = true; });
+  while (!sleeps) std::this_thread::yield();
+  std::promise<std::thread::id> freed;
+  auto freed_on = freed.get_future();
+  std::byte byte{};
+  std::shared_ptr<const void> owner(&byte, [&](const void*) { freed.set_value(std::this_thread::get_id()); });
+  memory::FreedLater::List memory;
+  memory.add(memory::Allocation::adopt(Region::host(&byte, 1), std::move(owner)));
+  completions.free_there(std::move(memory));
+  ASSERT_EQ(freed_on.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  EXPECT_NE(freed_on.get(), std::this_thread::get_id());
 }
 
 TEST(CompletionThread, loses_nothing_that_many_threads_post) {

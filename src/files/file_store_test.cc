@@ -188,6 +188,14 @@ TEST_F(AFileStore, syncs_a_new_name_until_that_has_worked_and_not_again) {
   EXPECT_EQ(test::syncs_of([&] { EXPECT_TRUE(store->writer()->commit(false).ok()); }), std::vector<std::string>());
 }
 
+TEST_F(AFileStore, syncs_the_folder_that_has_a_new_name_and_not_that_of_the_link_to_it) {
+  for (const char* folder : {"links", "files"}) std::filesystem::create_directory(folder_.path(folder));
+  std::filesystem::create_symlink("../files/new", folder_.path("links/link"));
+  const auto store = open(folder_.path("links/link"), {.access = Access::create});
+  EXPECT_EQ(test::syncs_of([&] { EXPECT_TRUE(store->writer()->sync_name().ok()); }),
+            std::vector<std::string>{folder_.path("files")});
+}
+
 TEST_F(AFileStore, says_that_what_is_in_memory_does_not_last) {
   const ScratchFolder memory("/dev/shm");
   auto file = open_file(memory.path("a"), {.access = Access::create});

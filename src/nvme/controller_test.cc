@@ -284,6 +284,26 @@ TEST(Controller, keeps_what_is_completed_while_its_queue_is_deleted) {
   EXPECT_EQ(bench.controller().resets(), 0U);
 }
 
+TEST(Controller, ends_what_is_cancelled_before_a_command_of_it_was_sent) {
+  ControllerOptions options = quick_options();
+  options.command_time = std::chrono::seconds(60);
+  options.max_transfer_bytes = 64 << 10;
+  const auto hold = std::make_shared<Hold>();
+  Bench bench({.max_queue_entries = 4}, {}, options, {}, hold);
+  auto queue = bench.controller().make_queue().value();
+  // The first has more commands than the queue takes.
+  const std::array<Io, 2> ios = {bench.io(IoKind::read, 0, 1 << 20), bench.io(IoKind::read, 0, 4096, 2 << 20)};
+  ASSERT_EQ(queue->submit(ios), 2U);
+  ASSERT_TRUE(hold->wait_for(1));
+  queue->cancel(ios[1].cookie);
+  IoDone cancelled;
+  EXPECT_EQ(queue->poll({&cancelled, 1}), 1U);
+  EXPECT_EQ(cancelled.code, Code::cancelled);
+  EXPECT_EQ(cancelled.cookie, ios[1].cookie);
+  hold->release();
+  EXPECT_EQ(bench.wait(*queue).bytes, 1U << 20);
+}
+
 TEST(Controller, resets_when_a_queue_can_not_be_deleted_and_gives_up_in_the_end) {
   ControllerOptions options = quick_options();
   options.admin_time = std::chrono::milliseconds(250);

@@ -176,6 +176,27 @@ TEST_F(LayersOfModel, a_pinned_group_stays_at_its_place) {
   for (int i = 0; i < 3; ++i) pass(layers);
 }
 
+TEST_F(LayersOfModel, an_acquire_that_waits_for_a_slot_gets_that_of_a_group_that_is_unpinned) {
+  Layers layers = open(options(2 * slot));
+  ASSERT_EQ(layers.report().slots.back().slots, 2U);
+  ASSERT_TRUE(layers.pin(0).ok());
+  ASSERT_TRUE(layers.acquire(0).ok());
+  ASSERT_TRUE(layers.release(0).ok());
+  ASSERT_TRUE(layers.acquire(1).ok());
+  std::thread other([&] {
+    const auto tensors = layers.acquire(2);
+    ASSERT_TRUE(tensors.ok()) << tensors.error().message;
+    EXPECT_TRUE(is_right(layers, 2, *tensors));
+    EXPECT_TRUE(layers.release(2).ok());
+  });
+  EXPECT_TRUE(eventually([&] { return layers.report().groups[2].waits == 1; }));
+  // Once it sleeps: what it asks now and then is only whether a slot is free.
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  EXPECT_TRUE(layers.unpin(0).ok());
+  other.join();
+  EXPECT_TRUE(layers.release(1).ok());
+}
+
 TEST_F(LayersOfModel, pins_leave_a_slot_to_the_others) {
   Layers layers = open(options(3 * slot));
   const std::size_t slots = layers.report().slots.back().slots;

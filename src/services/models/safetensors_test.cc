@@ -216,6 +216,19 @@ TEST(Safetensors, every_rule_has_a_message_of_its_own) {
   }
 }
 
+TEST(Safetensors, each_limit_may_be_reached_and_not_passed) {
+  std::string metadata;
+  for (std::size_t i = 0; i < metadata_limit; ++i) metadata += (i == 0 ? "\"" : ",\"") + std::to_string(i) + "\":\"\"";
+  const auto with = [&](const std::string& more) { return parse(R"({"__metadata__":{)" + metadata + more + "}}", 0); };
+  const Result<Contents> all = with("");
+  ASSERT_TRUE(all.ok()) << all.error().message;
+  EXPECT_EQ(all->metadata.size(), metadata_limit);
+  EXPECT_FALSE(with(R"(,"x":"")").ok());
+  std::string ones = "1";
+  for (std::size_t i = 1; i < dimension_limit; ++i) ones += ",1";
+  EXPECT_TRUE(parse(entry(R"("dtype":"U8","shape":[)" + ones + R"(],"data_offsets":[0,1])"), 1).ok());
+}
+
 TEST(Safetensors, depth_and_dimensions_are_bounded) {
   const std::string deep(100'000, '[');
   EXPECT_FALSE(parse(R"({"a":)" + deep, 0).ok());

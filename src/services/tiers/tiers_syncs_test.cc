@@ -108,6 +108,33 @@ TEST_F(TiersSyncs, that_fail_leave_the_unit_where_it_was) {
   }
 }
 
+TEST_F(TiersSyncs, of_what_is_written_come_before_the_catalog_says_that_it_is_the_unit) {
+  auto context = Context::create({.lanes = 1});
+  ASSERT_TRUE(context.ok() && tiers_.serve(*context).ok());
+  std::string bytes = bytes_of("a", 1, 10000);
+  for (const std::string old : {"", "hdd"}) {
+    const std::string name = "d" + old + "/a";
+    if (!old.empty()) put(old, name, 1000);
+    auto store = context->open("tier:" + name, {.access = Access::replace, .size_bytes = bytes.size()});
+    ASSERT_TRUE(store.ok());
+    ASSERT_TRUE(context->write(*store, 0, Region::host(bytes.data(), bytes.size())).ok());
+    start();
+    const Status done = store->commit();
+    const auto events = stop();
+    ASSERT_TRUE(done.ok()) << done.error().message;
+    const std::string all = text_of(events);
+    const auto named = std::ranges::find(events, "=named");
+    ASSERT_NE(named, events.end()) << all;
+    const auto written = std::find(named, events.end(), path("tiers.db-wal"));
+    ASSERT_NE(written, events.end()) << all;
+    EXPECT_NE(std::find(named, written, path("nvme/d" + old)), written) << all;
+    const auto staged = std::find_if(events.begin(), named, [&](const std::string& event) {
+      return event.starts_with(path("nvme/.penstock/coming/"));
+    });
+    EXPECT_NE(staged, named) << all;
+  }
+}
+
 TEST_F(TiersSyncs, of_a_large_copy_come_before_the_catalog_says_how_much_is_safe) {
   put("nvme", "a", 24 << 20);
   start();
