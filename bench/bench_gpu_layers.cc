@@ -78,7 +78,7 @@ void check(const penstock::Status& status) {
 
 class Measured {
  public:
-  Measured(const bench::Gpu& gpu, penstock::Context& context, const Settings& settings)
+  Measured(const bench::Gpu& gpu, penstock::const Context& context, const Settings& settings)
       : gpu_(gpu),
         context_(context),
         model_(bench::value_of(penstock::Model::open(context, settings.file))),
@@ -267,7 +267,7 @@ class Measured {
   }
 
   const bench::Gpu& gpu_;
-  penstock::Context& context_;
+  const penstock::Context& context_;
   const penstock::Model model_;
   const std::vector<penstock::TensorGroup> groups_;
   const std::uint64_t budget_bytes_;

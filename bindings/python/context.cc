@@ -246,7 +246,7 @@ class Reading {
   nb::object memory_;
 };
 
-Store open(Context& context, const nb::bytes& path, const OpenOptions& options = {}) {
+Store open(const Context& context, const nb::bytes& path, const OpenOptions& options = {}) {
   return value_or_raise(without_gil([&, name = to_string(path)] { return context.open(name, options); }));
 }
 
@@ -271,7 +271,8 @@ HeldStore open_store(PythonContext& self, const nb::bytes& path, const std::stri
 }
 
 // By the calling thread, which orders it in the stream by itself: nothing that waits is put there.
-Report transfer_now(Context& context, const Store& store, const Wanted& wanted, std::function<bool()> keep_going = {}) {
+Report transfer_now(const Context& context, const Store& store, const Wanted& wanted,
+                    std::function<bool()> keep_going = {}) {
   const auto range = range_of(store, wanted);
   if (!range) {
     Report report;
@@ -473,10 +474,12 @@ PythonContext::PythonContext(const std::string& options_json) {
   context_ = {new Context(value_or_raise(std::move(context))), let_go};
 }
 
-// By whoever is the last to use it, with the GIL or without: closing waits for storage.
+// Called by the last user, with the GIL or without. Closes at once, although tables and models may still have a handle:
+// they are destroyed with the GIL, and closing waits for storage.
 void PythonContext::let_go(Context* context) {
   std::optional<WithoutGil> released;
   if (has_gil()) released.emplace();
+  context->close();
   delete context;
 }
 

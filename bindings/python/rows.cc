@@ -41,7 +41,7 @@ nb::dict to_dict(const RowsReport& report) {
   return result;
 }
 
-// `open(Context&)` gives a Result<Rows>.
+// `open(const Context&)` gives a Result<Rows>.
 template <typename Open>
 PythonRows opened(nb::object context, Open open) {
   const auto held = nb::cast<PythonContext&>(context).get();
@@ -50,21 +50,22 @@ PythonRows opened(nb::object context, Open open) {
 
 PythonRows open_tensor(nb::object context, const nb::bytes& path, const std::string& tensor,
                        const PythonRowsOptions& options) {
-  return opened(std::move(context), [&, name = to_string(path)](Context& held) {
+  return opened(std::move(context), [&, name = to_string(path)](const Context& held) {
     return Rows::open_tensor(held, name, tensor, options.get());
   });
 }
 
 PythonRows open_npy(nb::object context, const nb::bytes& path, const PythonRowsOptions& options) {
   return opened(std::move(context),
-                [&, name = to_string(path)](Context& held) { return Rows::open_npy(held, name, options.get()); });
+                [&, name = to_string(path)](const Context& held) { return Rows::open_npy(held, name, options.get()); });
 }
 
 PythonRows open_raw(nb::object context, const nb::bytes& path, std::uint64_t offset, std::uint64_t row_bytes,
                     std::uint64_t stride_bytes, std::uint64_t count, const PythonRowsOptions& options) {
   const RawRows raw{.offset = offset, .row_bytes = row_bytes, .stride_bytes = stride_bytes, .count = count};
-  return opened(std::move(context),
-                [&, name = to_string(path)](Context& held) { return Rows::open_raw(held, name, raw, options.get()); });
+  return opened(std::move(context), [&, name = to_string(path)](const Context& held) {
+    return Rows::open_raw(held, name, raw, options.get());
+  });
 }
 
 PythonRows join(const std::vector<const PythonRows*>& parts) {

@@ -14,15 +14,17 @@
 
 namespace penstock {
 
+class Buffer;
+
 namespace memory {
 class Allocation;
-}
+Buffer make_buffer(std::unique_ptr<Allocation> allocation);
+}  // namespace memory
 
 // Default-constructed or moved from, it is empty.
 class PENSTOCK_EXPORT Buffer {
  public:
   Buffer();
-  explicit Buffer(std::unique_ptr<memory::Allocation> allocation);
   Buffer(Buffer&&) noexcept;
   Buffer& operator=(Buffer&&) noexcept;
   ~Buffer();
@@ -33,6 +35,9 @@ class PENSTOCK_EXPORT Buffer {
   std::span<std::byte> bytes() const { return {region_.data, region_.size_bytes}; }
 
  private:
+  friend Buffer memory::make_buffer(std::unique_ptr<memory::Allocation> allocation);
+  explicit Buffer(std::unique_ptr<memory::Allocation> allocation);
+
   std::shared_ptr<const memory::Allocation> allocation_;  // shared: with requests in flight
   Region region_;
 };

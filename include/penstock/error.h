@@ -26,6 +26,7 @@ enum class Code : std::uint8_t {
   changed,             // the store was modified or replaced during a read
   truncated,           // the store ended before the requested bytes
   io_error,            // the device or the kernel reports a failed transfer
+  corrupted,           // the bytes are not what their format, or a checksum, says they must be
   not_durable,         // the file is complete under its name, but may not survive a power cut
   unsupported,         // the store or the machine can't do this at all
   unknown_scheme,      // no engine serves this URI scheme
@@ -34,6 +35,7 @@ enum class Code : std::uint8_t {
   no_route,            // the options allow no route that works here
   out_of_memory,       // the system has no memory, refuses to lock it, or can't start a thread
   over_budget,         // a memory budget of this Context is used up
+  too_many_files,      // the process or the system has no file descriptors left
   timed_out,           // a deadline passed; nothing is in flight any longer
   cancelled,           // the caller cancelled; nothing is in flight any longer
   abandoned,           // ended while a device may still touch the memory: keep it
@@ -41,6 +43,7 @@ enum class Code : std::uint8_t {
   device_error,        // the GPU or its driver refused something or failed; the Context goes on
   device_lost,         // after this CUDA error the process can no longer use the GPU: start a new one
   would_deadlock,      // a wait inside a completion callback, or for a stream that itself waits for us
+  would_block,         // a queue is full: collect completions, then try again
   closed,              // the Context is closing, or belongs to the parent of a fork
   internal,            // a bug in Penstock
 };

@@ -1,4 +1,4 @@
 // Marks what the shared library exports; everything else is hidden.
 #pragma once
 
-#define PENSTOCK_EXPORT __attribute__((visibility("default")))
+#define PENSTOCK_EXPORT [[gnu::visibility("default")]]

@@ -49,7 +49,7 @@ class PENSTOCK_EXPORT GpuArray {
  public:
   // Code::invalid_argument for options out of range, Code::out_of_range for an extent outside of the store's window;
   // Code::over_budget if there is no such memory, or it is too little for one page.
-  static Result<GpuArray> open(Context& context, const GpuQueues& queues, const GpuArrayOptions& options = {});
+  static Result<GpuArray> open(const Context& context, const GpuQueues& queues, const GpuArrayOptions& options = {});
   GpuArray();
   GpuArray(GpuArray&&) noexcept;
   GpuArray& operator=(GpuArray&&) noexcept;

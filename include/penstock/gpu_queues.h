@@ -124,7 +124,7 @@ class PENSTOCK_EXPORT GpuQueues {
 class PENSTOCK_EXPORT GpuServer {
  public:
   // Code::out_of_memory where no thread can be started.
-  static Result<GpuServer> start(Context& context, const GpuServerOptions& options = {});
+  static Result<GpuServer> start(const Context& context, const GpuServerOptions& options = {});
   GpuServer();
   GpuServer(GpuServer&&) noexcept;
   GpuServer& operator=(GpuServer&&) noexcept;

@@ -94,10 +94,10 @@ class PENSTOCK_EXPORT Kinds {
  public:
   // A dictionary without kinds, and the file of records if there is none. Code::in_use if there is a dictionary,
   // Code::invalid_argument if both would be one file.
-  static Result<Kinds> create(Context& context, const std::string& store, const KindsOptions& options = {});
+  static Result<Kinds> create(const Context& context, const std::string& store, const KindsOptions& options = {});
   // Code::not_found without a dictionary; Code::invalid_argument, out_of_range or unsupported for one that is wrong, by
   // itself or for this store.
-  static Result<Kinds> open(Context& context, const std::string& store, const KindsOptions& options = {});
+  static Result<Kinds> open(const Context& context, const std::string& store, const KindsOptions& options = {});
   // Checks the text of a dictionary without a store.
   static Result<std::vector<Kind>> parse(std::string_view json);
 

@@ -114,7 +114,7 @@ class PENSTOCK_EXPORT Layers {
  public:
   // Code::invalid_argument for a budget that is smaller than a group, for groups without a name or with the same one,
   // and for tensors that don't exist; Code::out_of_range for rows that don't; Code::no_device without the GPU.
-  static Result<Layers> open(Context& context, const Model& model, std::vector<TensorGroup> groups,
+  static Result<Layers> open(const Context& context, const Model& model, std::vector<TensorGroup> groups,
                              const LayersOptions& options);
   Layers();
   Layers(Layers&&) noexcept;

@@ -127,9 +127,9 @@ class PENSTOCK_EXPORT Model {
  public:
   // A file, a directory or an index, by any name that the Context opens: a path or a URI. An index names files beside
   // it, with its own scheme. Only directories in the file system can be listed.
-  static Result<Model> open(Context& context, const std::string& name);
+  static Result<Model> open(const Context& context, const std::string& name);
   // Several files that form one model: no tensor may be in two of them.
-  static Result<Model> open(Context& context, std::span<const std::string> files);
+  static Result<Model> open(const Context& context, std::span<const std::string> files);
   // The same with names taken as paths, whatever they look like.
   static Result<Model> open(const std::string& path);
   static Result<Model> open(std::span<const std::string> files);
@@ -220,7 +220,7 @@ class PENSTOCK_EXPORT Loading {
 };
 // One request for everything, in file order. Files that were modified since the model was opened are
 // refused.
-PENSTOCK_EXPORT Result<Loading> load(Context& context, const Model& model, std::span<const TensorPart> parts,
+PENSTOCK_EXPORT Result<Loading> load(const Context& context, const Model& model, std::span<const TensorPart> parts,
                                      const LoadOptions& options = {});
 
 // A file of a model as memory, without a copy. Its pages are those of the page cache until you write to them; what you
@@ -229,7 +229,8 @@ class PENSTOCK_EXPORT MappedFile {
  public:
   enum class Which : std::uint8_t { cached, any };  // files that are almost entirely in the page cache, or any
   // Nothing if the file is not one of those, or if the Context's options avoid the page cache.
-  static Result<std::optional<MappedFile>> map(Context& context, const ModelFile& file, Which which = Which::cached);
+  static Result<std::optional<MappedFile>> map(const Context& context, const ModelFile& file,
+                                               Which which = Which::cached);
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&&) = delete;
   ~MappedFile();
@@ -243,15 +244,15 @@ class PENSTOCK_EXPORT MappedFile {
   };
   // Maps the pages of pieces, in ascending order, with as many threads as the Context has lanes; otherwise the first
   // access to each page does. They count in the statistics.
-  void populate(Context& context, std::span<const Piece> pieces) const;
+  void populate(const Context& context, std::span<const Piece> pieces) const;
   // Starts to bring the first `most_bytes` of the pieces into the page cache, and returns: later accesses wait for
   // less. They count in the statistics as mapped. It ends with the mapping.
-  void read_ahead(Context& context, std::span<const Piece> pieces, std::uint64_t most_bytes) const;
+  void read_ahead(const Context& context, std::span<const Piece> pieces, std::uint64_t most_bytes) const;
 
  private:
   class Ahead;
   MappedFile(std::byte* data, std::uint64_t size_bytes) : data_(data), size_bytes_(size_bytes) {}
-  static Result<std::optional<MappedFile>> map_or_throw(Context& context, const ModelFile& file, Which which);
+  static Result<std::optional<MappedFile>> map_or_throw(const Context& context, const ModelFile& file, Which which);
   std::byte* data_ = nullptr;
   std::uint64_t size_bytes_ = 0;
   std::uint32_t threads_ = 1;
@@ -297,7 +298,7 @@ struct SafetensorsHead {
 PENSTOCK_EXPORT Result<SafetensorsHead> safetensors_head(std::span<const TensorToSave> tensors,
                                                          const SaveOptions& options);
 // Replaces the file with a safetensors file, or leaves the old one.
-PENSTOCK_EXPORT Result<Report> save_safetensors(Context& context, const std::string& path,
+PENSTOCK_EXPORT Result<Report> save_safetensors(const Context& context, const std::string& path,
                                                 std::span<const TensorToSave> tensors, const SaveOptions& options = {});
 
 // The result of comparing a file with known checksums.
@@ -310,7 +311,7 @@ struct CheckedFile {
 PENSTOCK_EXPORT std::string_view verdict_name(CheckedFile::Verdict verdict);  // "right"
 // Compares with checksums recorded by save_safetensors, or the digest in the name of a Hugging Face blob.
 PENSTOCK_EXPORT Result<std::vector<CheckedFile>> check_model(
-    Context& context, const Model& model,
+    const Context& context, const Model& model,
     const std::function<bool(std::uint64_t done, std::uint64_t all)>& progress = {});
 
 }  // namespace penstock

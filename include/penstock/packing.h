@@ -48,11 +48,11 @@ struct PackReport {
 // smaller, plain otherwise. Its index and the small files beside it come too, so that the folder is a model. Only
 // safetensors. Packing a packed model writes it again. No file of the model itself is replaced, under whatever name,
 // and nothing is written through a symbolic link in the folder.
-PENSTOCK_EXPORT Result<PackReport> pack_model(Context& context, const std::string& model, const std::string& folder,
-                                              const PackOptions& options = {});
+PENSTOCK_EXPORT Result<PackReport> pack_model(const Context& context, const std::string& model,
+                                              const std::string& folder, const PackOptions& options = {});
 // The same with all tensors plain.
-PENSTOCK_EXPORT Result<PackReport> unpack_model(Context& context, const std::string& model, const std::string& folder,
-                                                const PackOptions& options = {});
+PENSTOCK_EXPORT Result<PackReport> unpack_model(const Context& context, const std::string& model,
+                                                const std::string& folder, const PackOptions& options = {});
 
 // What packing would gain, from samples of each tensor.
 struct PackEstimate {
@@ -65,6 +65,6 @@ struct PackEstimate {
   double load_seconds = 0;             // as it is
   double packed_load_seconds = 0;      // to host memory
 };
-PENSTOCK_EXPORT Result<PackEstimate> estimate_packing(Context& context, const Model& model);
+PENSTOCK_EXPORT Result<PackEstimate> estimate_packing(const Context& context, const Model& model);
 
 }  // namespace penstock

@@ -5,6 +5,7 @@
 #include "penstock/buffer.h"
 #include "penstock/capture_mode.h"
 #include "penstock/checksum.h"
+#include "penstock/completion_queue.h"
 #include "penstock/context.h"
 #include "penstock/cuda.h"
 #include "penstock/cuda_module.h"

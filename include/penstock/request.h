@@ -30,9 +30,10 @@
 
 namespace penstock {
 
-namespace core {
-class Request;
-}
+namespace client {
+class PendingRequest;
+struct Access;
+}  // namespace client
 
 // One contiguous transfer between a store and memory. Its length is the size of `memory`. What it points to must live
 // only until the call that takes it returns.
@@ -65,7 +66,7 @@ struct Failure {
 enum class Limit : std::uint8_t { unknown, storage, copy, cpu };
 PENSTOCK_EXPORT std::string_view limit_name(Limit limit);
 
-struct PENSTOCK_EXPORT Report {
+struct [[nodiscard]] PENSTOCK_EXPORT Report {
   Outcome outcome = Outcome::pending;
   std::uint64_t bytes = 0;         // that arrived
   double seconds = 0;              // from the call to the end
@@ -135,7 +136,6 @@ struct RequestOptions {
 class PENSTOCK_EXPORT Ticket {
  public:
   Ticket();
-  explicit Ticket(std::shared_ptr<core::Request> request);
   Ticket(const Ticket&);
   Ticket(Ticket&&) noexcept;
   Ticket& operator=(const Ticket&);
@@ -166,7 +166,10 @@ class PENSTOCK_EXPORT Ticket {
   Outcome cancel();
 
  private:
-  std::shared_ptr<core::Request> request_;  // shared: by the lanes that work on it
+  friend struct client::Access;
+  explicit Ticket(std::shared_ptr<client::PendingRequest> request);
+
+  std::shared_ptr<client::PendingRequest> request_;  // shared with the workers
 };
 
 }  // namespace penstock

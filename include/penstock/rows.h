@@ -143,11 +143,11 @@ class PENSTOCK_EXPORT Rows {
  public:
   // By any name that Model::open takes. A row is one step of the slowest dimension; a quantized one is whole blocks, or
   // the tensor is refused.
-  static Result<Rows> open_tensor(Context& context, const std::string& name, std::string_view tensor,
+  static Result<Rows> open_tensor(const Context& context, const std::string& name, std::string_view tensor,
                                   const RowsOptions& options = {});
   // A file of NumPy's, in C order; any type of fixed size without fields.
-  static Result<Rows> open_npy(Context& context, const std::string& name, const RowsOptions& options = {});
-  static Result<Rows> open_raw(Context& context, const std::string& name, const RawRows& raw,
+  static Result<Rows> open_npy(const Context& context, const std::string& name, const RowsOptions& options = {});
+  static Result<Rows> open_raw(const Context& context, const std::string& name, const RawRows& raw,
                                const RowsOptions& options = {});
   // One table of several, whose rows have the same size: those of the first, then those of the second. The options are
   // those of the first.

@@ -27,15 +27,15 @@
 
 namespace penstock {
 
-namespace core {
+namespace client {
 class StandingRequest;
-}
+struct Access;
+}  // namespace client
 
 // Default-constructed or moved from, it is empty: the words are 0, and the report says so.
 class PENSTOCK_EXPORT Standing {
  public:
   Standing();
-  explicit Standing(std::shared_ptr<core::StandingRequest> request);
   Standing(Standing&&) noexcept;
   Standing& operator=(Standing&&) noexcept;
   ~Standing();
@@ -51,7 +51,10 @@ class PENSTOCK_EXPORT Standing {
   Report report() const;
 
  private:
-  std::shared_ptr<core::StandingRequest> request_;  // shared with the thread that watches the words
+  friend struct client::Access;
+  explicit Standing(std::shared_ptr<client::StandingRequest> request);
+
+  std::shared_ptr<client::StandingRequest> request_;  // shared with the thread that watches the words
 };
 
 }  // namespace penstock

@@ -1,7 +1,7 @@
 // Store: something open that holds bytes, named by a path or URI. View: a read-only mapping of a Store.
 //
-// Thread safety: const calls from any thread. Lifetime: a Store may be destroyed while requests on it run (they keep
-// what they need); it must not be used after its Context is gone.
+// Thread safety: const calls from any thread. Lifetime: a Store may be destroyed while requests on it run: they keep it
+// open. It may outlive its Context; requests need both.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,10 @@
 
 namespace penstock {
 
-namespace core {
-class StoreEntry;
-}
+namespace client {
+class OpenStore;
+struct Access;
+}  // namespace client
 
 enum class StoreKind : std::uint8_t { file, block_device, made };
 PENSTOCK_EXPORT std::string_view store_kind_name(StoreKind kind);
@@ -137,14 +138,13 @@ class PENSTOCK_EXPORT View {
 class PENSTOCK_EXPORT Store {
  public:
   Store();
-  explicit Store(std::shared_ptr<core::StoreEntry> entry);
   Store(const Store&);
   Store(Store&&) noexcept;
   Store& operator=(const Store&);
   Store& operator=(Store&&) noexcept;
   ~Store();
 
-  explicit operator bool() const { return entry_ != nullptr; }
+  explicit operator bool() const { return store_ != nullptr; }
   const StoreInfo& info() const;
   // The size now: a file may have grown since it was opened.
   Result<std::uint64_t> size_bytes() const;
@@ -168,10 +168,11 @@ class PENSTOCK_EXPORT Store {
   // Access::replace: removes the unfinished file, to which nothing can be written then. Otherwise nothing.
   Status abort();
 
-  const std::shared_ptr<core::StoreEntry>& entry() const { return entry_; }
-
  private:
-  std::shared_ptr<core::StoreEntry> entry_;  // shared: requests in flight keep the store open
+  friend struct client::Access;
+  explicit Store(std::shared_ptr<client::OpenStore> store);
+
+  std::shared_ptr<client::OpenStore> store_;  // shared: requests in flight keep the store open
 };
 
 }  // namespace penstock

@@ -314,7 +314,7 @@ class PENSTOCK_EXPORT Tiers {
   // or instead of the old one. Access::write changes a unit in place; it does not move while it is open. Access::create
   // is one or the other. NAME is the unit of that very name, else the one that it stands for if it is percent-encoded;
   // "./" before it says that it is.
-  Status serve(Context& context, std::string scheme = "tier");
+  Status serve(const Context& context, std::string scheme = "tier");
   // The same for one name, for a Locator of your own.
   Result<Location> locate(std::string_view name, const OpenOptions& options = {});
 

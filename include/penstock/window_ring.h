@@ -43,7 +43,7 @@ class PENSTOCK_EXPORT WindowRing {
   // Waits for a request, which it may cancel, and says whether all went well.
   using Await = std::function<Status(Ticket& ticket, const Window& window)>;
 
-  static Result<WindowRing> create(Context& context, const WindowShape& shape);
+  static Result<WindowRing> create(const Context& context, const WindowShape& shape);
   WindowRing(WindowRing&&) noexcept = default;
   WindowRing& operator=(WindowRing&&) = delete;
   ~WindowRing();

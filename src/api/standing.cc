@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "core/standing.h"
+#include "client/backend.h"
 
 namespace penstock {
 
@@ -15,7 +15,7 @@ Error none() {
 }  // namespace
 
 Standing::Standing() = default;
-Standing::Standing(std::shared_ptr<core::StandingRequest> request) : request_(std::move(request)) {}
+Standing::Standing(std::shared_ptr<client::StandingRequest> request) : request_(std::move(request)) {}
 Standing::Standing(Standing&&) noexcept = default;
 Standing& Standing::operator=(Standing&& other) noexcept {
   if (request_ && request_ != other.request_) request_->end();

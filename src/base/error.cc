@@ -10,36 +10,13 @@ namespace penstock {
 namespace {
 
 // Indexed by Code.
-constexpr std::array<std::string_view, 29> code_names = {
-    "ok",
-    "invalid_argument",
-    "not_found",
-    "permission_denied",
-    "is_directory",
-    "out_of_range",
-    "read_only",
-    "in_use",
-    "no_space",
-    "changed",
-    "truncated",
-    "io_error",
-    "not_durable",
-    "unsupported",
-    "unknown_scheme",
-    "unknown_engine",
-    "engine_unavailable",
-    "no_route",
-    "out_of_memory",
-    "over_budget",
-    "timed_out",
-    "cancelled",
-    "abandoned",
-    "no_device",
-    "device_error",
-    "device_lost",
-    "would_deadlock",
-    "closed",
-    "internal",
+constexpr std::array<std::string_view, 32> code_names = {
+    "ok",        "invalid_argument", "not_found",    "permission_denied", "is_directory",   "out_of_range",
+    "read_only", "in_use",           "no_space",     "changed",           "truncated",      "io_error",
+    "corrupted", "not_durable",      "unsupported",  "unknown_scheme",    "unknown_engine", "engine_unavailable",
+    "no_route",  "out_of_memory",    "over_budget",  "too_many_files",    "timed_out",      "cancelled",
+    "abandoned", "no_device",        "device_error", "device_lost",       "would_deadlock", "would_block",
+    "closed",    "internal",
 };
 static_assert(code_names.size() == static_cast<std::size_t>(Code::internal) + 1);
 
@@ -93,6 +70,9 @@ Code code_from_errno(int error_number) {
     case ENOSYS:
     case EOPNOTSUPP:
       return Code::unsupported;
+    case EMFILE:
+    case ENFILE:
+      return Code::too_many_files;
     case ENOMEM:
       return Code::out_of_memory;
     case ETIMEDOUT:

@@ -26,7 +26,7 @@ struct Passes {
 };
 
 struct LayersJob {
-  Context& context;
+  const Context& context;
   const Model& model;
   const std::vector<TensorGroup>& groups;
   LayersOptions options;

@@ -10,7 +10,7 @@ namespace penstock::cli {
 
 namespace {
 
-Status write_file(Context& context, const std::string& name, Region memory) {
+Status write_file(const Context& context, const std::string& name, Region memory) {
   if (interrupted()) return interrupted_error();
   Result<Store> store = context.open(name, {.access = Access::replace, .size_bytes = memory.size_bytes});
   if (!store.ok()) return store.error();
@@ -44,7 +44,7 @@ Result<BytesOut> BytesOut::to(std::string name) {
   return BytesOut(std::move(name), *taken);
 }
 
-Status BytesOut::write(Context& context, Region memory) const {
+Status BytesOut::write(const Context& context, Region memory) const {
   if (standard_) return print_bytes(*standard_, memory);
   return name_.empty() ? Status() : write_file(context, name_, memory);
 }

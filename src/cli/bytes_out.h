@@ -14,7 +14,7 @@ class BytesOut {
   // As --out names it. "-" takes standard output from now on; empty: nowhere.
   static Result<BytesOut> to(std::string name);
   // Memory of any domain. Nothing is left of a file that was interrupted, and the old one stays.
-  Status write(Context& context, Region memory) const;
+  Status write(const Context& context, Region memory) const;
 
  private:
   BytesOut(std::string name, std::optional<StandardOutput> standard) : name_(std::move(name)), standard_(standard) {}

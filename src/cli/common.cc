@@ -210,7 +210,7 @@ Result<Context> make_context(const Options& options) {
 }
 
 // The catalog is opened when a name first needs it.
-Status serve_tiers(Context& context) {
+Status serve_tiers(const Context& context) {
   struct Lazy {
     std::mutex mutex;
     std::optional<Tiers> tiers;

@@ -110,7 +110,7 @@ Result<Options> make_options(const ContextFlags& flags);
 // Names that begin with "tier:" are units of the usual catalog.
 Result<Context> make_context(const ContextFlags& flags);
 Result<Context> make_context(const Options& options);
-Status serve_tiers(Context& context);
+Status serve_tiers(const Context& context);
 
 // Where this tool is.
 std::string own_path();

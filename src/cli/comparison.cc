@@ -23,7 +23,7 @@ bool same_content(int fd, const Identity& identity) {
 
 class Comparison {
  public:
-  explicit Comparison(Context& context) : context_(context) {}
+  explicit Comparison(const Context& context) : context_(context) {}
   Comparison(const Comparison&) = delete;
   Comparison& operator=(const Comparison&) = delete;
   ~Comparison() { close_file(); }
@@ -133,7 +133,7 @@ class Comparison {
             .hint = "try --engine posix; if the bytes still differ, check the device"};
   }
 
-  Context& context_;
+  const Context& context_;
   Checksum memory_, file_;
   Lens lens_;
   std::vector<std::byte> window_ = std::vector<std::byte>(Lens::piece_bytes);
@@ -144,7 +144,7 @@ class Comparison {
 
 }  // namespace
 
-Verified compare_with_files(Context& context, std::span<const Loaded> pieces) {
+Verified compare_with_files(const Context& context, std::span<const Loaded> pieces) {
   Comparison comparison(context);
   for (const Loaded& piece : pieces) {
     if (Status status = comparison.add(piece); !status.ok()) return {comparison.checksum(), status.error()};

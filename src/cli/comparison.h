@@ -26,6 +26,6 @@ struct Loaded {
 };
 
 // Ends at the first difference. Pieces of one file are best told one after the other.
-Verified compare_with_files(Context& context, std::span<const Loaded> pieces);
+Verified compare_with_files(const Context& context, std::span<const Loaded> pieces);
 
 }  // namespace penstock::cli

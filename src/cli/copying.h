@@ -17,7 +17,7 @@ namespace penstock::cli {
 std::uint64_t copy_window_bytes();
 
 struct CopyJob {
-  Context& context;
+  const Context& context;
   Source& source;
   const Store* destination = nullptr;
   Domain domain{};               // of the memory that is written from

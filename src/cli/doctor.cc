@@ -116,7 +116,7 @@ std::string verdict_on(const Diagnosis& diagnosis) {
 }
 
 // What packing would gain, if it is a model that gets smaller.
-Findings packing_findings(Context& context, const std::string& path, Domain to) {
+Findings packing_findings(const Context& context, const std::string& path, Domain to) {
   constexpr double least_gain = 1.03;
   if (!names_model(path)) return {};
   const Result<Model> model = Model::open(context, path);

@@ -124,7 +124,7 @@ PciLink awake_link(const PciDevice& gpu);
 std::optional<Finding> lanes_finding(const std::string& name, const PciDevice& device);
 
 // The store (doctor_store.cc).
-Result<Patient> examine(Context& context, const std::string& path, Domain to);
+Result<Patient> examine(const Context& context, const std::string& path, Domain to);
 Findings patient_findings(const Patient& patient);
 Json patient_json(const Patient& patient);
 void print_patient(const Output& output, const Patient& patient);

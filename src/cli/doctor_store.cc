@@ -150,7 +150,7 @@ Route main_route(const Report& report) {
   return static_cast<Route>(std::max_element(report.routes.begin(), report.routes.end()) - report.routes.begin());
 }
 
-Result<Patient> examine(Context& context, const std::string& path, Domain to) {
+Result<Patient> examine(const Context& context, const std::string& path, Domain to) {
   Result<Store> store = context.open(path);
   if (!store.ok()) return store.error();
   const std::string file = local_path(path);

@@ -151,7 +151,7 @@ Exit with_kinds(const KindFlags& flags, Use use) {
 
 template <typename Use>
 Exit with_kind(const KindFlags& flags, Use use) {
-  return with_kinds(flags, [&](Context& context, const Kinds& kinds, const Output& output) {
+  return with_kinds(flags, [&](const Context& context, const Kinds& kinds, const Output& output) {
     const Result<Kind> kind = find_kind(kinds, flags.kind);
     return kind.ok() ? use(context, kinds, *kind, output) : output.fail(kind.error());
   });
@@ -185,7 +185,7 @@ Exit add_kind_to(const KindFlags& flags) {
   added.start_lba = flags.lba.value_or(NewKind::anywhere);
   added.record_bytes = flags.record.value_or(0);
   added.length_bytes = flags.length.value_or(0);
-  return with_kinds(flags, [&](Context&, const Kinds& kinds, const Output& output) {
+  return with_kinds(flags, [&](const Context&, const Kinds& kinds, const Output& output) {
     const Result<Kind> kind = kinds.add(added);
     if (!kind.ok()) return output.fail(kind.error());
     if (output.json()) {
@@ -198,7 +198,7 @@ Exit add_kind_to(const KindFlags& flags) {
 }
 
 Exit list_kinds(const KindFlags& flags) {
-  return with_kinds(flags, [&](Context&, const Kinds& kinds, const Output& output) {
+  return with_kinds(flags, [&](const Context&, const Kinds& kinds, const Output& output) {
     if (output.json()) {
       output.object(kinds_json(kinds, kinds.list()));
     } else {
@@ -209,7 +209,7 @@ Exit list_kinds(const KindFlags& flags) {
 }
 
 Exit show_kind(const KindFlags& flags) {
-  return with_kind(flags, [&](Context&, const Kinds& kinds, const Kind& kind, const Output& output) {
+  return with_kind(flags, [&](const Context&, const Kinds& kinds, const Kind& kind, const Output& output) {
     if (output.json()) {
       output.object(kinds_json(kinds, {kind}));
     } else {
@@ -221,7 +221,7 @@ Exit show_kind(const KindFlags& flags) {
 
 // Opening has checked it.
 Exit check_kinds(const KindFlags& flags) {
-  return with_kinds(flags, [&](Context&, const Kinds& kinds, const Output& output) {
+  return with_kinds(flags, [&](const Context&, const Kinds& kinds, const Output& output) {
     if (output.json()) {
       output.object(kinds_json(kinds, kinds.list()));
     } else {
@@ -233,7 +233,7 @@ Exit check_kinds(const KindFlags& flags) {
 }
 
 Exit remove_kind(const KindFlags& flags) {
-  return with_kind(flags, [&](Context&, const Kinds& kinds, const Kind& kind, const Output& output) {
+  return with_kind(flags, [&](const Context&, const Kinds& kinds, const Kind& kind, const Output& output) {
     if (const Status status = kinds.remove(kind.id); !status.ok()) return output.fail(status.error());
     if (output.json()) {
       output.object(kinds_json(kinds, kinds.list()));
@@ -250,7 +250,7 @@ struct RecordsInMemory {
   std::uint64_t size_bytes = 0;
 };
 
-Result<Buffer> read_whole_store(Context& context, const std::string& name) {
+Result<Buffer> read_whole_store(const Context& context, const std::string& name) {
   Result<Store> store = context.open(name);
   if (!store.ok()) return store.error();
   const std::uint64_t bytes = store->info().size_bytes;
@@ -267,7 +267,7 @@ Result<Buffer> read_whole_store(Context& context, const std::string& name) {
 }
 
 // Until the end, or until there is more than the kind or the memory has room for.
-Result<RecordsInMemory> read_stream(Context& context, Source& stream, const Kind& kind, const std::string& name) {
+Result<RecordsInMemory> read_stream(const Context& context, Source& stream, const Kind& kind, const std::string& name) {
   constexpr std::uint64_t least_piece_bytes = 8 << 20;
   constexpr std::uint64_t most_piece_bytes = 1 << 30;
   const std::uint64_t wanted = (kind.capacity() - kind.records) * kind.record_bytes;
@@ -331,7 +331,7 @@ Result<RecordsInMemory> read_stream(Context& context, Source& stream, const Kind
 }
 
 // All of it: records count together or not at all.
-Result<RecordsInMemory> read_source(Context& context, const std::string& name, const Kind& kind) {
+Result<RecordsInMemory> read_source(const Context& context, const std::string& name, const Kind& kind) {
   Result<std::unique_ptr<Source>> stream = open_stream(name, std::nullopt);
   if (!stream.ok()) return stream.error();
   if (*stream != nullptr) return read_stream(context, **stream, kind, name == "-" ? "standard input" : name);
@@ -343,7 +343,7 @@ Result<RecordsInMemory> read_source(Context& context, const std::string& name, c
 }
 
 Exit append_records(const KindFlags& flags) {
-  return with_kind(flags, [&](Context& context, const Kinds& kinds, const Kind& kind, const Output& output) {
+  return with_kind(flags, [&](const Context& context, const Kinds& kinds, const Kind& kind, const Output& output) {
     const Result<RecordsInMemory> records = read_source(context, flags.source, kind);
     if (!records.ok()) return output.fail(records.error());
     if (interrupted()) return output.fail(interrupted_error());
@@ -380,8 +380,8 @@ Exit append_records(const KindFlags& flags) {
   });
 }
 
-Result<penstock::Loaded> load_records(Context& context, const Kinds& kinds, const Kind& kind, const Records& wanted,
-                                      Domain domain) {
+Result<penstock::Loaded> load_records(const Context& context, const Kinds& kinds, const Kind& kind,
+                                      const Records& wanted, Domain domain) {
   std::uint64_t bytes = 0;
   // More than there can be is not allocated first: that is the error.
   if (__builtin_mul_overflow(wanted.count, kind.record_bytes, &bytes) || bytes > kind.length_bytes) bytes = 0;
@@ -400,7 +400,7 @@ Result<penstock::Loaded> load_records(Context& context, const Kinds& kinds, cons
 }
 
 Exit read_records(const KindFlags& flags) {
-  return with_kind(flags, [&](Context& context, const Kinds& kinds, const Kind& kind, const Output& output) {
+  return with_kind(flags, [&](const Context& context, const Kinds& kinds, const Kind& kind, const Output& output) {
     const Result<Domain> domain = Domain::parse(flags.to);
     if (!domain.ok()) return output.fail(domain.error());
     const Status apart =

@@ -36,7 +36,7 @@ Result<Slice> choose_slice(const StoreInfo& info, const LoadFlags& flags);
 class Cargo {
  public:
   virtual ~Cargo() = default;
-  virtual Context& context() = 0;
+  virtual const Context& context() = 0;
   // Of the memory that it is loaded into.
   virtual std::uint64_t bytes() const = 0;
   // May be called again: the memory stays the same. Ten times a second `on_progress` is told how many bytes are there.
@@ -58,7 +58,7 @@ Result<std::unique_ptr<Cargo>> prepare_model(const LoadFlags& flags);
 struct LoadCost {
   double cpu_seconds = 0;  // of the whole process
 };
-void add_block(const LoadFlags& flags, const std::vector<Loaded>& loaded, Context& context, const LoadCost& cost,
+void add_block(const LoadFlags& flags, const std::vector<Loaded>& loaded, const Context& context, const LoadCost& cost,
                Transfer& transfer);
 
 }  // namespace penstock::cli

@@ -92,7 +92,7 @@ std::string percent(double share) {
 
 }  // namespace
 
-void add_block(const LoadFlags& flags, const std::vector<Loaded>& loaded, Context& context, const LoadCost& cost,
+void add_block(const LoadFlags& flags, const std::vector<Loaded>& loaded, const Context& context, const LoadCost& cost,
                Transfer& transfer) {
   const Report& report = transfer.report;
   const Domain domain = Domain::parse(flags.domain).value();

@@ -69,7 +69,7 @@ class ByteCargo final : public Cargo {
       : tuned_(std::move(tuned)), deadline_seconds_(deadline_seconds) {}
 
   Status prepare(const LoadFlags& flags, Domain domain) {
-    Context& context = tuned_.context;
+    const Context& context = tuned_.context;
     std::vector<Slice> slices;
     for (const std::string& path : flags.paths) {
       Result<Store> store = context.open(path);
@@ -98,7 +98,7 @@ class ByteCargo final : public Cargo {
     return {};
   }
 
-  Context& context() override { return tuned_.context; }
+  const Context& context() override { return tuned_.context; }
   std::uint64_t bytes() const override { return bytes_; }
 
   Report load(const std::function<void(std::uint64_t)>& on_progress) override {

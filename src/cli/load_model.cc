@@ -83,7 +83,7 @@ class ModelCargo final : public Cargo {
     return {};
   }
 
-  Context& context() override { return tuned_.context; }
+  const Context& context() override { return tuned_.context; }
   std::uint64_t bytes() const override { return memory_.size_bytes(); }
 
   Report load(const std::function<void(std::uint64_t)>& on_progress) override {

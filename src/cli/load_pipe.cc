@@ -55,7 +55,7 @@ class PipeCargo final : public Cargo {
     return {};
   }
 
-  Context& context() override { return tuned_.context; }
+  const Context& context() override { return tuned_.context; }
   std::uint64_t bytes() const override { return source_->size_bytes().value_or(report_.bytes); }
 
   Report load(const std::function<void(std::uint64_t)>& on_progress) override {

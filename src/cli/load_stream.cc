@@ -34,7 +34,7 @@ class StreamCargo final : public Cargo {
     return {};
   }
 
-  Context& context() override { return tuned_.context; }
+  const Context& context() override { return tuned_.context; }
   std::uint64_t bytes() const override { return bytes_; }
 
   Report load(const std::function<void(std::uint64_t)>& on_progress) override {

@@ -15,7 +15,7 @@ bool names_model(const std::string& name) {
   return name_by_path(path).ok() && std::filesystem::is_directory(path, failed);
 }
 
-Result<Model> open_model(Context& context, std::span<const std::string> names) {
+Result<Model> open_model(const Context& context, std::span<const std::string> names) {
   std::vector<std::string> known;
   for (const std::string& name : names) known.push_back(local_path(name));
   return known.size() == 1 ? Model::open(context, known.front()) : Model::open(context, known);

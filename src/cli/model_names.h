@@ -14,7 +14,7 @@ namespace penstock::cli {
 bool names_model(const std::string& name);
 
 // One name is all that a model may be: a file, a directory or an index. Several are its files.
-Result<Model> open_model(Context& context, std::span<const std::string> names);
+Result<Model> open_model(const Context& context, std::span<const std::string> names);
 
 // Each format of its files once.
 std::vector<std::string> formats(const Model& model);

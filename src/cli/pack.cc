@@ -36,7 +36,7 @@ Json packed_json(const PackFlags& flags, const PackReport& report, const char* s
           {"copied", report.copied}};
 }
 
-Exit run_estimate(const PackFlags& flags, const Output& output, Context& context) {
+Exit run_estimate(const PackFlags& flags, const Output& output, const Context& context) {
   const Result<Model> model = Model::open(context, flags.model);
   if (!model.ok()) return output.fail(model.error());
   for (const ModelFile& file : model->files()) {

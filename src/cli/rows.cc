@@ -35,7 +35,7 @@ Error rows_usage(std::string message, std::string hint) {
   return {.code = Code::invalid_argument, .message = std::move(message), .hint = std::move(hint)};
 }
 
-Result<Rows> open_table(Context& context, const std::string& path, const RowsFlags& flags) {
+Result<Rows> open_table(const Context& context, const std::string& path, const RowsFlags& flags) {
   const RowsOptions options{.mapping = !flags.no_mapping};
   if (flags.row_bytes) {
     if (!flags.tensor.empty()) return rows_usage("--row-bytes is for tables without a header", "leave out --tensor");
@@ -61,7 +61,7 @@ Result<Rows> open_table(Context& context, const std::string& path, const RowsFla
   return rows_usage(path + ": which rows?", "name a tensor of a model with --tensor, or give --row-bytes");
 }
 
-Result<Rows> open_tables(Context& context, const RowsFlags& flags) {
+Result<Rows> open_tables(const Context& context, const RowsFlags& flags) {
   std::vector<Rows> tables;
   for (const std::string& path : flags.paths) {
     Result<Rows> table = open_table(context, path, flags);

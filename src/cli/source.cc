@@ -23,7 +23,7 @@ namespace {
 
 class StoreSource final : public Source {
  public:
-  StoreSource(Context& context, StoreSlice slice, Deadline deadline)
+  StoreSource(const Context& context, StoreSlice slice, Deadline deadline)
       : context_(context), slice_(std::move(slice)), deadline_(deadline) {}
 
   std::optional<std::uint64_t> size_bytes() const override { return slice_.extent.size_bytes; }
@@ -86,7 +86,7 @@ class StoreSource final : public Source {
     return report.ok() ? Status() : Status(*report.error);
   }
 
-  Context& context_;
+  const Context& context_;
   StoreSlice slice_;
   const Deadline deadline_;
 };
@@ -220,7 +220,7 @@ Result<std::vector<Extent>> Source::fill_data(Region memory) {
   return *filled == 0 ? std::vector<Extent>() : std::vector{Extent{begin, *filled}};
 }
 
-std::unique_ptr<Source> store_source(Context& context, StoreSlice slice, Deadline deadline) {
+std::unique_ptr<Source> store_source(const Context& context, StoreSlice slice, Deadline deadline) {
   return std::make_unique<StoreSource>(context, std::move(slice), deadline);
 }
 

@@ -38,7 +38,7 @@ struct StoreSlice {
   Extent extent = {};
   Holes holes = {};
 };
-std::unique_ptr<Source> store_source(Context& context, StoreSlice slice, Deadline deadline = Deadline());
+std::unique_ptr<Source> store_source(const Context& context, StoreSlice slice, Deadline deadline = Deadline());
 
 // What can only be read from its front to its end: standard input ("-"), pipes, character devices, and files whose
 // content is made as it is read, such as those of /proc. Up to the end, or exactly `size_bytes`. Nothing: it is none of

@@ -94,7 +94,7 @@ Result<WriteFlags> settle_names(WriteFlags flags) {
 }
 
 // All of a store, with its holes.
-Result<StoreSlice> open_slice(Context& context, const std::string& name) {
+Result<StoreSlice> open_slice(const Context& context, const std::string& name) {
   Holes holes = Holes::of(local_path(name));
   Result<Store> store = context.open(name, {.descriptor = holes.descriptor()});
   if (!store.ok()) return store.error();
@@ -103,7 +103,7 @@ Result<StoreSlice> open_slice(Context& context, const std::string& name) {
 }
 
 // A SOURCE that is a store, or nothing for the other kinds.
-Result<std::optional<StoreSlice>> open_source(Context& context, const WriteFlags& flags) {
+Result<std::optional<StoreSlice>> open_source(const Context& context, const WriteFlags& flags) {
   if (flags.pattern) return std::optional<StoreSlice>();
   Result<StoreSlice> slice = open_slice(context, flags.source);
   if (!slice.ok()) return slice.error();
@@ -161,7 +161,7 @@ Status check_disk(const WriteFlags& flags, std::uint64_t data_bytes) {
                .hint = "free some space, or write to another disk"};
 }
 
-Result<Store> open_destination(Context& context, const WriteFlags& flags, const Demand& demand) {
+Result<Store> open_destination(const Context& context, const WriteFlags& flags, const Demand& demand) {
   const bool fixed_size = has_fixed_size(flags.destination);
   const Result<Access> access = choose_access(flags);
   if (!access.ok()) return access.error();
@@ -213,7 +213,7 @@ Result<Store> open_destination(Context& context, const WriteFlags& flags, const 
 }
 
 // The checksum of what the store holds.
-Result<Checksum> read_back(Context& context, const WriteFlags& flags, std::uint64_t size_bytes) {
+Result<Checksum> read_back(const Context& context, const WriteFlags& flags, std::uint64_t size_bytes) {
   Result<StoreSlice> slice = open_slice(context, flags.destination);
   if (!slice.ok()) return slice.error();
   slice->extent = {flags.offset.value_or(0), size_bytes};
@@ -242,7 +242,7 @@ Result<Checksum> read_back(Context& context, const WriteFlags& flags, std::uint6
 
 // What was written is read past the page cache as far as the store can. A controller that `context` drives has no page
 // cache before it, and can't be opened by another.
-Result<Checksum> read_back_uncached(Context& context, const WriteFlags& flags, std::uint64_t size_bytes) {
+Result<Checksum> read_back_uncached(const Context& context, const WriteFlags& flags, std::uint64_t size_bytes) {
   if (is_own_disk(flags.destination)) return read_back(context, flags, size_bytes);
   Result<Options> options = make_options(flags.context);
   if (!options.ok()) return options.error();
@@ -252,7 +252,7 @@ Result<Checksum> read_back_uncached(Context& context, const WriteFlags& flags, s
   return read_back(*other, flags, size_bytes);
 }
 
-Verified verify(Context& context, const WriteFlags& flags, std::uint64_t size_bytes, const Checksum& written) {
+Verified verify(const Context& context, const WriteFlags& flags, std::uint64_t size_bytes, const Checksum& written) {
   const Result<Checksum> found = read_back_uncached(context, flags, size_bytes);
   if (!found.ok()) {
     Error error = found.error();

@@ -69,19 +69,50 @@ bool CallersTransfers::is_plain(const Range& range, const RequestOptions& option
   const Region& memory = range.memory;
   const std::uint64_t size = memory.size_bytes;
   return size != 0 && size <= copied_bytes_most && memory.data != nullptr && memory.domain.host_accessible() &&
-         range.stored == nullptr && range.store != nullptr && *range.store && options.deadline_seconds == 0 &&
-         !options.as_opened && !options.stream && !options.on_end && !options.on_range &&
-         range.offset <= std::numeric_limits<std::int64_t>::max() - size;
+         range.stored == nullptr && options.deadline_seconds == 0 && !options.as_opened && !options.stream &&
+         !options.on_end && !options.on_range && range.offset <= std::numeric_limits<std::int64_t>::max() - size;
+}
+
+StoreEntry* CallersTransfers::served(const Range& range, const RequestOptions& options) const {
+  if (allowed_ == 0 || !is_plain(range, options)) return nullptr;
+  StoreEntry* const entry = StoreEntry::of(range.store);
+  if (entry == nullptr) return nullptr;
+  const StoreInfo& info = entry->info();
+  const bool is_served = info.page_cache && !is_remote(info.locality) &&
+                         entry->has_up_to(range.offset + range.memory.size_bytes) &&
+                         (*environment_.engines)[entry->engine()]->description().inline_queue;
+  return is_served ? entry : nullptr;
+}
+
+bool CallersTransfers::read_if_cached(const Range& range, const RequestOptions& options) {
+  StoreEntry* const entry = served(range, options);
+  if (entry == nullptr) return false;
+  const Transfer transfer{range, *entry, options.cache.value_or(environment_.options.cache)};
+  const bool reads_past = transfer.cache == Cache::bypass && entry->direct();
+  if (reads_past || !may_go(Route::cached)) return false;
+  engine::PageCache& cache = *entry->store().page_cache();
+  // read_cached starts to bring in what is missing, as for any other read of a file that stays in the page cache.
+  const bool stays = entry->info().locality == Locality::memory || transfer.cache == Cache::keep ||
+                     (transfer.cache == Cache::automatic && entry->fits_page_cache(environment_, transfer.begun));
+  if (!stays && cache.resident_bytes(transfer.offset(), transfer.length()) != transfer.length()) return false;
+  HeldMemory held;
+  bool is_whole = false;
+  try {
+    if (!held.add(range.memory.data, range.memory.size_bytes)) return false;
+    is_whole = cache.read_cached(transfer.offset(), transfer.memory()) == transfer.length();
+  } catch (const std::bad_alloc&) {
+    // A Request says so.
+  }
+  auto last_held = held.let_go();
+  if (!last_held.empty()) environment_.completions.free_there(std::move(last_held));
+  if (is_whole) count(transfer, Route::cached, Clock::now());
+  return is_whole;
 }
 
 bool CallersTransfers::run(Direction direction, const Range& range, const RequestOptions& options, Report& report) {
-  if (allowed_ == 0 || !is_plain(range, options) || CompletionThread::inside_callback()) return false;
-  StoreEntry& entry = *range.store->entry();
-  const StoreInfo& info = entry.info();
-  const bool is_served = info.page_cache && !is_remote(info.locality) &&
-                         entry.has_up_to(range.offset + range.memory.size_bytes) &&
-                         (*environment_.engines)[entry.engine()]->description().inline_queue;
-  if (!is_served) return false;
+  StoreEntry* const known = CompletionThread::inside_callback() ? nullptr : served(range, options);
+  if (known == nullptr) return false;
+  StoreEntry& entry = *known;
   Transfer transfer{range, entry, options.cache.value_or(environment_.options.cache)};
   HeldMemory held;
   bool is_done = false;
@@ -251,6 +282,11 @@ bool CallersTransfers::run_op(const Transfer& transfer, OpKind kind, Path path, 
   }
 }
 
+void CallersTransfers::count(const Transfer& transfer, Route route, TimePoint end) const {
+  const auto nanoseconds = static_cast<std::uint64_t>(std::chrono::nanoseconds(end - transfer.begun).count());
+  environment_.statistics.count_call(transfer.entry.engine(), route, transfer.length(), nanoseconds, end);
+}
+
 void CallersTransfers::tell(const Transfer& transfer, Route route, Report& report) const {
   const TimePoint end = Clock::now();
   const std::size_t engine = transfer.entry.engine();
@@ -261,8 +297,7 @@ void CallersTransfers::tell(const Transfer& transfer, Route route, Report& repor
     report.cpu_seconds = report.seconds;
     report.limit = Limit::cpu;
   }
-  const auto nanoseconds = static_cast<std::uint64_t>(std::chrono::nanoseconds(end - transfer.begun).count());
-  environment_.statistics.count_call(engine, route, report.bytes, nanoseconds, end);
+  count(transfer, route, end);
   try {
     report.engine = (*environment_.engines)[engine]->description().name;
     report.reason = cached_text;

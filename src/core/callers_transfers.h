@@ -36,10 +36,14 @@ class CallersTransfers {
   // False: nothing is done yet, though some of the bytes may have moved. Allocates nothing for short cached reads.
   // REQUIRES: a Caller for it lives.
   bool run(Direction direction, const Range& range, const RequestOptions& options, Report& report);
+  // Only if all of a short range is in the page cache: it never waits for storage. False: nothing is done yet.
+  bool read_if_cached(const Range& range, const RequestOptions& options);
 
  private:
   struct Transfer;
   static bool is_plain(const Range& range, const RequestOptions& options);
+  // Null: it is left to a Request.
+  StoreEntry* served(const Range& range, const RequestOptions& options) const;
   bool may_go(Route route) const { return (allowed_ & route_bit(route)) != 0; }
   bool read(Transfer& transfer, Report& report);
   bool read_cached(Transfer& transfer, Report& report);
@@ -52,6 +56,7 @@ class CallersTransfers {
   static bool is_aligned(const Transfer& transfer, Direction direction);
   // Of the bytes from `done` on; true if all moved.
   bool run_op(const Transfer& transfer, engine::OpKind kind, engine::Path path, std::uint64_t done = 0) const;
+  void count(const Transfer& transfer, Route route, TimePoint end) const;
   void tell(const Transfer& transfer, Route route, Report& report) const;
 
   Environment& environment_;

@@ -246,7 +246,8 @@ TEST_F(CarrierTest, leaves_a_block_to_others_when_a_write_of_it_has_failed_or_wa
 }
 
 TEST_F(CarrierTest, lets_no_file_take_a_name_while_a_write_to_it_has_failed) {
-  store_ = penstock::Store(StoreEntry::open(*simulation_.environment(), "new", {.access = Access::replace}).value());
+  store_ =
+      client::Access::store(StoreEntry::open(*simulation_.environment(), "new", {.access = Access::replace}).value());
   const std::span memory = std::span(memory_).first(16 * block);
   decide([](const Op& op) { return Fate{.bytes_most = 4 * block, .system_error = op.offset >= 4 * block ? EIO : 0}; });
   EXPECT_EQ(transfer(OpKind::write, 0, memory), Outcome::failed);
@@ -331,7 +332,7 @@ TEST_F(CarrierTest, abandons_a_read_into_the_callers_memory_after_the_grace) {
 
 TEST_F(CarrierTest, keeps_the_store_of_what_did_not_come_home) {
   auto request = begin_stuck(OpKind::read, 0, std::span(memory_).first(block));
-  const std::weak_ptr<StoreEntry> entry = store_.entry();
+  const std::weak_ptr<client::OpenStore> entry = client::Access::of(store_);
   request->stop(Code::cancelled);
   EXPECT_EQ(finish(*request), Outcome::abandoned);
   request.reset();

@@ -82,7 +82,8 @@ class CutterTest : public testing::Test {
     if (has_straight) table->push_back(std::make_unique<ScriptedEngine>(straight_));
     environment_ = std::make_shared<Environment>(table, options_, Machine{.lockable_bytes = UINT64_MAX});
     cutter_ = std::make_unique<Cutter>(*environment_, 8 * cutter_mib);
-    const Store store(StoreEntry::open(*environment_, "x", {.access = Access::write}).value());
+    const penstock::Store store =
+        client::Access::store(StoreEntry::open(*environment_, "x", {.access = Access::write}).value());
     std::vector<Range> ranges;
     for (const Want& want : wants) {
       ranges.push_back({&store, want.offset, Region::host(memory_->region().data + want.offset, want.length)});

@@ -17,7 +17,7 @@ namespace {
 Buffer make_buffer(std::size_t size_bytes) {
   memory::AllocationOptions options;
   options.size_bytes = size_bytes;
-  return Buffer(memory::Allocation::create(options).value());
+  return memory::make_buffer(memory::Allocation::create(options).value());
 }
 
 bool is_mapped(const std::byte* page) {
@@ -94,7 +94,7 @@ TEST(HeldMemory, is_never_freed_by_who_lets_go_of_it) {
         options.domain = Domain::pinned();
         auto allocation = memory::Allocation::create(options).value();
         allocation->on_free(&held, [&] { ++(lets_go ? freed_at_once : freed); });
-        const Buffer buffer(std::move(allocation));
+        const Buffer buffer = memory::make_buffer(std::move(allocation));
         for (HeldMemory& each : held) EXPECT_TRUE(each.add(buffer.data(), 4096));
       }
       both.arrive_and_wait();

@@ -3,6 +3,8 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <array>
+#include <span>
 #include <system_error>
 #include <utility>
 
@@ -295,6 +297,21 @@ bool LaneSet::start(const std::shared_ptr<Request>& request) {
   return true;
 }
 
+bool LaneSet::help(TimePoint until) {
+  constexpr Duration turn = std::chrono::microseconds(200);
+  std::array<Lane*, callers_lanes_most> busy{};
+  std::size_t count = 0;
+  for (const CallersLane& slot : callers_lanes_) {
+    if (slot.is_made.load(std::memory_order_acquire) && slot.lane->busy()) busy[count++] = slot.lane.get();
+  }
+  if (count == 1) return busy[0]->try_step(until);
+  bool helped = false;
+  for (Lane* const lane : std::span(busy).first(count)) {
+    helped |= lane->try_step(std::min<TimePoint>(until, Clock::now() + turn));
+  }
+  return helped;
+}
+
 void LaneSet::wake_caretaker() {
   if (caretaker_sleeps_.exchange(false)) caretaker_wakes_.notify_one();
 }
@@ -509,6 +526,8 @@ void LaneSet::close() {
 
 void LaneSet::end_thread(Worker& worker, TimePoint deadline) {
   if (!worker.thread.joinable()) return;
+  // A function of the program that runs on a lane may drop the last Context: a thread can not wait for itself.
+  if (worker.thread.get_id() == std::this_thread::get_id()) return worker.thread.detach();
   while (worker.ended->load(std::memory_order_acquire) == 0 && Clock::now() < deadline) {
     futex_wait_until(*worker.ended, 0, deadline);
   }

@@ -65,6 +65,9 @@ class LaneSet : public std::enable_shared_from_this<LaneSet> {
   // Starts a small request on the caller's thread, where whoever waits for it carries it on. False if that is not
   // possible now: submit it.
   bool start(const std::shared_ptr<Request>& request);
+  // Works on requests that were started, until something has ended or the time has come. False: there are none, or
+  // other threads work on them.
+  bool help(TimePoint until);
   // Runs a small request to its end on the caller's thread; false if that is not possible now: submit it.
   bool drive(const std::shared_ptr<Request>& request, const std::function<bool()>& keep_going = {});
   // The same for a longer one that one lane moves as fast as several (Request::is_for_one_lane).

@@ -123,7 +123,7 @@ class LaneSetTest : public testing::Test {
     auto table = std::make_shared<engine::Table>();
     table->push_back(std::make_unique<ScriptedEngine>(script_));
     environment_ = std::make_shared<Environment>(table, options_, Machine{.lockable_bytes = UINT64_MAX});
-    store_ = penstock::Store(StoreEntry::open(*environment_, "x", {}).value());
+    store_ = client::Access::store(StoreEntry::open(*environment_, "x", {}).value());
     return std::make_shared<LaneSet>(environment_);
   }
   std::shared_ptr<Request> read(std::uint64_t length, const RequestOptions& options = {}) {

@@ -46,8 +46,8 @@ class LauncherTest : public testing::Test {
 TEST_F(LauncherTest, starts_what_another_store_needs_while_one_has_enough_in_flight) {
   const penstock::Store slow = simulation_.open();
   const penstock::Store quick = simulation_.open();
-  ASSERT_NE(&slow.entry()->flow(Direction::read), &quick.entry()->flow(Direction::read));
-  disk_.let_decide([&](const Op& op) { return Fate{.never = op.store == &slow.entry()->store()}; });
+  ASSERT_NE(&StoreEntry::of(&slow)->flow(Direction::read), &StoreEntry::of(&quick)->flow(Direction::read));
+  disk_.let_decide([&](const Op& op) { return Fate{.never = op.store == &StoreEntry::of(&slow)->store()}; });
   const auto waits = begin(OpKind::read, slow, 0, 512 * launcher_kib);
   ASSERT_TRUE(step_until_stuck(2)) << "as much as may be in flight";
   const auto goes = begin(OpKind::read, quick, 0, 512 * launcher_kib, 512 * launcher_kib);
@@ -174,7 +174,7 @@ TEST(Launcher, fails_every_range_of_a_store_whose_queue_can_not_be_made) {
   Options options;
   options.lanes = 1;
   const auto environment = std::make_shared<Environment>(table, options, Machine{});
-  const penstock::Store store(StoreEntry::open(*environment, "x", {}).value());
+  const penstock::Store store = client::Access::store(StoreEntry::open(*environment, "x", {}).value());
   std::vector<std::byte> memory(8192);
   const std::array<Range, 2> ranges{Range{&store, 0, Region::host(memory.data(), 4096)},
                                     Range{&store, 8192, Region::host(memory.data() + 4096, 4096)}};

@@ -145,7 +145,7 @@ TEST_F(MemoryMapTest, refuses_memory_of_a_gpu_that_is_not_there) {
 TEST_F(MemoryMapTest, holds_the_memory_of_a_buffer_until_it_is_detached) {
   memory::AllocationOptions options;
   options.size_bytes = 4096;
-  Buffer buffer(memory::Allocation::create(options).value());
+  Buffer buffer = memory::make_buffer(memory::Allocation::create(options).value());
   const Region region = buffer.region();
   const auto is_mapped = [&] { return ::msync(region.data, region.size_bytes, MS_ASYNC) == 0; };
   ASSERT_TRUE(map_.attach(region).ok());
@@ -288,7 +288,7 @@ TEST_F(OnUse, what_left_the_table_is_ended_at_once_unless_it_is_in_use) {
 TEST_F(MemoryMapTest, lets_go_of_buffers_at_the_end) {
   memory::AllocationOptions options;
   options.size_bytes = 4096;
-  Buffer buffer(memory::Allocation::create(options).value());
+  Buffer buffer = memory::make_buffer(memory::Allocation::create(options).value());
   const Region region = buffer.region();
   ASSERT_TRUE(map_.attach(region).ok());
   ASSERT_TRUE(map_.attach(part(0, 100)).ok());

@@ -108,7 +108,7 @@ OrderedTransfer::OrderedTransfer(std::shared_ptr<Request> request, cuda::Device&
       direction_(request_->direction),
       states_(chunks_.chunks.size() + 1) {
   stores_.reserve(request_->stores.size());
-  for (const StoreUse& use : request_->stores) stores_.emplace_back(use.entry);
+  for (const StoreUse& use : request_->stores) stores_.push_back(client::Access::store(use.entry));
   // Ends of ranges that fill no whole block go through the page cache, when no direct write to it is in flight.
   is_one_by_one_ = !reads() && request_->spans.size() > 1 &&
                    !std::all_of(request_->spans.begin(), request_->spans.end(), is_whole_blocks);
@@ -377,7 +377,7 @@ void OrderedTransfer::start_inner(std::uint32_t index, std::span<const Range> ra
     return;
   }
   (*inner)->needs_staging = true;  // for ends that fill no whole block: of the lanes, those that have some
-  (*inner)->call_at_end([self = shared_from_this(), index] { self->inner_ended(index); });
+  (*inner)->set_on_end([self = shared_from_this(), index] { self->inner_ended(index); });
   states_[index].inner = *inner;
   lanes_->submit(*inner);
 }

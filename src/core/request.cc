@@ -58,7 +58,7 @@ struct Request::Callbacks : CompletionThread::Action {
   std::function<void()> at_end;  // of an inner request
 };
 
-void Request::call_at_end(std::function<void()> call) {
+void Request::set_on_end(std::function<void()> call) {
   if (!callbacks_) callbacks_ = std::make_unique<Callbacks>(RequestOptions());
   callbacks_->at_end = std::move(call);
 }
@@ -86,7 +86,7 @@ std::shared_ptr<Request> Request::create_late(const std::shared_ptr<Environment>
                                               RangeSource ranges, const RequestSettings& settings,
                                               const RequestOptions& options) {
   auto request = begin(environment, settings, options);
-  request->late_ = std::make_unique<Late>(Late{std::move(ranges), domain});
+  request->rare().late = std::make_unique<Late>(Late{std::move(ranges), domain});
   request->parts.resize(settings.lanes);
   request->parts_left_.store(settings.lanes, std::memory_order_relaxed);
   return request;
@@ -100,8 +100,8 @@ Status Request::check_domain(std::span<const Range> ranges, Domain domain) {
 }
 
 void Request::ask_for_ranges() {
-  if (!late_) return;
-  const auto late = std::move(late_);
+  if (!asks_for_ranges()) return;
+  const auto late = std::move(rare_->late);
   const auto ranges = call_back("RangeSource", late->source);
   Status taken = ranges ? check_domain(*ranges, late->domain) : Status(ranges.error());
   if (taken) taken = or_out_of_memory([&] { return take(*ranges); });
@@ -257,7 +257,7 @@ Status Request::note(const Identities& identities) {
 Status Request::note_first_identities() {
   if (!asks_servers_) return note(identities_of(checked_stores()));
   if (Status asked = begin_query([] {}); !asked) return asked;
-  Status answered = asked_->begun.wait_until(std::min(deadline, environment_->calls->patience_end()));
+  Status answered = rare_->asked->begun.wait_until(std::min(deadline, environment_->calls->patience_end()));
   if (!answered && Clock::now() >= deadline) {
     return Error{Code::timed_out, 0,
                  "the deadline passed before the server of " + asked_store().info().name + " answered",
@@ -268,8 +268,8 @@ Status Request::note_first_identities() {
     error.message.insert(0, asked_store().info().name + ": ");
     return error;
   }
-  Status noted = note(asked_->query->identities());
-  asked_.reset();
+  Status noted = note(asked()->query->identities());
+  forget_asked();
   return noted;
 }
 
@@ -281,16 +281,16 @@ bool Request::note_identities_again() {
     note_or_stop(identities_of(checked_stores()));
     return true;
   }
-  if (!asked_) ask_servers([] {});
+  if (asked() == nullptr) ask_servers([] {});
   if (!servers_answered()) {
     const double stall_seconds = environment_->options.deadlines.stall_seconds;
-    const bool stalls =
-        asked_ && stall_seconds > 0 && seconds_between(asked_->query->begun(), Clock::now()) >= stall_seconds;
+    const bool stalls = asked() != nullptr && stall_seconds > 0 &&
+                        seconds_between(asked()->query->begun(), Clock::now()) >= stall_seconds;
     if (stalls) stop(Code::timed_out);
     return false;
   }
-  note_or_stop(asked_->query->identities());
-  asked_.reset();
+  note_or_stop(asked()->query->identities());
+  forget_asked();
   return true;
 }
 
@@ -314,7 +314,7 @@ Status Request::begin_query(std::function<void()> on_answer) {
     auto query = std::make_shared<IdentityQuery>(checked_stores(), std::move(on_answer));
     auto call = environment_->calls->begin(asked_store().engine(), query);
     if (!call) return std::move(call).error();
-    asked_ = std::make_unique<Asked>(Asked{std::move(query), std::move(*call)});
+    rare().asked = std::make_unique<Asked>(Asked{std::move(query), std::move(*call)});
     return {};
   });
 }
@@ -405,12 +405,12 @@ bool Request::conclude(const std::shared_ptr<Request>& self, TimePoint end) {
   seconds_ = seconds_between(begun, end);
   if (!is_inner_) environment_->statistics.request_ended(outcome == Outcome::done);
   cuda::end_range(std::exchange(nvtx_range_, 0));
-  asked_.reset();
+  forget_asked();
   attachments.clear();
   if (direction == Direction::write) note_writes(outcome);
   auto last_held = held.let_go();
   auto used = std::move(transforms);
-  late_.reset();
+  if (rare_) rare_->late.reset();
   let_go_of_stores(self);
   // A kept Ticket keeps nothing of the caller's.
   auto callbacks = std::move(callbacks_);
@@ -421,6 +421,11 @@ bool Request::conclude(const std::shared_ptr<Request>& self, TimePoint end) {
   // Sequentially consistent with then(): either who waits is seen here, or sees the end there.
   const bool someone_sleeps = wait_word_.exchange(2, std::memory_order_seq_cst) == 1;
   if (waiting_.load(std::memory_order_seq_cst) != nullptr) call_waiting();
+  announce_to_any_wait();
+  if (port_) {
+    port_->complete(place_, outcome == Outcome::done ? Code::ok : error_code(), bytes_done());
+    port_.reset();
+  }
   environment_->completions.free_there(std::move(last_held));
   if (used) environment_->completions.post(std::move(used));
   if (callbacks && callbacks->at_end) callbacks->at_end();
@@ -466,8 +471,9 @@ void Request::note_writes(Outcome outcome) const {
 
 void Request::note_unwritten(std::span<const Range> ranges) {
   for (const Range& range : ranges) {
-    if (range.store == nullptr || !*range.store) continue;
-    Replacing* const replacing = range.store->entry()->replacing();
+    StoreEntry* const entry = StoreEntry::of(range.store);
+    if (entry == nullptr) continue;
+    Replacing* const replacing = entry->replacing();
     if (replacing == nullptr) continue;
     // What would overflow fails at its last byte at least.
     const std::uint64_t begin = std::min(range.offset, UINT64_MAX - 1);

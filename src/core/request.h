@@ -20,6 +20,7 @@
 
 #include "base/clock.h"
 #include "base/small_array.h"
+#include "client/backend.h"
 #include "core/completion_thread.h"
 #include "core/cut.h"
 #include "core/held_memory.h"
@@ -176,7 +177,7 @@ struct RequestSettings {
 };
 
 // As long as what allocators keep at hand: what few requests need lies behind pointers, here and in Part.
-class Request {
+class Request final : public client::PendingRequest {
   struct Private {};
 
  public:
@@ -189,9 +190,7 @@ class Request {
 
   // For create alone.
   Request(Private, std::shared_ptr<Environment> environment);
-  ~Request();
-  Request(const Request&) = delete;
-  Request& operator=(const Request&) = delete;
+  ~Request() override;
 
   // Checks everything that can be checked before a byte moves.
   static Result<std::shared_ptr<Request>> create(const std::shared_ptr<Environment>& environment,
@@ -208,7 +207,7 @@ class Request {
   static void note_unwritten(std::span<const Range> ranges);
   // When the stream has come to the request. Stops it where they are not right.
   void ask_for_ranges();
-  bool asks_for_ranges() const { return late_ != nullptr; }
+  bool asks_for_ranges() const { return rare_ && rare_->late != nullptr; }
 
   // When a request that begins then has to end.
   static TimePoint deadline_of(const Environment& environment, const RequestOptions& options, TimePoint begun);
@@ -235,9 +234,9 @@ class Request {
   Survey survey;                             // of the units
   HeldMemory held;                           // let go of when the request ends
   std::vector<AttachmentUse> attachments;    // that were made on use; likewise, and before the memory
+  std::unique_ptr<cuda::StreamOrder> order;  // set before any other thread knows the request
   bool has_gpu = false;                      // some memory is a GPU's
   bool needs_staging = false;                // and is not sure to be reached without
-  std::unique_ptr<cuda::StreamOrder> order;  // set before anyone else knows the request
   // Where lanes keep something for such requests: always from this one on, modulo their number. Unset: in turn.
   std::optional<std::uint32_t> first_lane;
 
@@ -300,7 +299,7 @@ class Request {
   // For Stage::identities. `on_answer` is called by a thread that may outlive the request. Stops it where nobody can be
   // asked.
   void ask_servers(std::function<void()> on_answer);
-  bool servers_answered() const { return asked_ && asked_->query->answered(); }
+  bool servers_answered() const { return asked() != nullptr && asked()->query->answered(); }
   // Asks the lanes to end the request with this code; the first reason stays.
   void stop(Code code);
   // The same, where more is known than the code says. REQUIRES: no lane has it, and nobody else calls this.
@@ -349,8 +348,8 @@ class Request {
 
   bool has_callback() const { return callbacks_ != nullptr; }
   bool is_inner() const { return is_inner_; }
-  // Who ends the request, a lane most often, calls it then; it throws nothing. Before any lane has it.
-  void call_at_end(std::function<void()> call);
+  // Called by the thread that ends the request, a lane most often; it throws nothing. Before any lane has it.
+  void set_on_end(std::function<void()> call);
   Environment& environment() const { return *environment_; }
   const std::shared_ptr<Environment>& shared_environment() const { return environment_; }
 
@@ -369,6 +368,22 @@ class Request {
   // Stops the request and wakes its lanes; waits until it has ended, within reason.
   Outcome cancel();
 
+  // For its Ticket. In a forked child a request that had not ended counts as cancelled.
+  Outcome poll() override;
+  std::uint64_t poll_bytes() override;
+  bool wait(TimePoint until) override;
+  bool wait_any(std::span<client::PendingRequest* const> requests, TimePoint until) override;
+  Report make_report() override;
+  void call_at_end(std::shared_ptr<client::PendingRequest> self, std::function<void()> call) override;
+  void request_cancel() override;
+  Outcome cancel_and_wait() override;
+
+  // Its completion goes there. Before any lane has it.
+  void complete_to(std::shared_ptr<client::CompletionPort> port, std::uint32_t place) {
+    port_ = std::move(port);
+    place_ = place;
+  }
+
  private:
   struct Callbacks;
   // Ranges that are asked for when it begins.
@@ -377,7 +392,11 @@ class Request {
     Domain domain;  // where their memory must be
   };
   struct Waiting;
+  struct AnyWait;
 
+  bool is_left_behind() const;
+  void make_progress() const;
+  void announce_to_any_wait();
   void wake_lanes() const;
   void call_waiting();
   void count_moved(std::uint32_t range, std::uint64_t bytes);
@@ -447,6 +466,7 @@ class Request {
   Error describe_failures(const Report& report) const;
   std::string explain() const;
 
+  std::uint32_t place_ = 0;                         // at the port
   const std::shared_ptr<Environment> environment_;  // shared: tickets may outlive their Context
   std::unique_ptr<Callbacks> callbacks_;            // until it ends; null: there are none
   std::uint32_t lanes_ = 1;                         // the most that may work on it
@@ -454,7 +474,6 @@ class Request {
   bool is_inner_ = false;
   bool as_opened_ = false;               // its stores have to be
   bool may_wait_ = true;                 // for writers of its stores
-  std::unique_ptr<Late> late_;           // until it was asked
   std::atomic<bool> has_ranges_{false};  // they were right, and stores may be looked at
   std::atomic<bool> lanes_set_{false};
   std::atomic<std::uint32_t> next_to_wake_{UINT32_MAX};  // index of a part; past the last: all are awake
@@ -462,29 +481,44 @@ class Request {
   std::uint64_t unit_bytes_ = 1;
   std::atomic<engine::Path> expected_{engine::Path::direct};
   std::atomic<bool> may_fill_long_slots_{false};
-  bool is_for_one_lane_ = false;  // before its units are made: whether it has a caller that could be that lane
-  bool is_on_caller_ = false;     // its first part, which ends with the first byte that is not cached
+  bool is_for_one_lane_ = false;    // before its units are made: whether it has a caller that could be that lane
+  bool is_on_caller_ = false;       // its first part, which ends with the first byte that is not cached
+  bool checks_identities_ = false;  // of some store
+  bool asks_servers_ = false;       // of some store whose identity is checked
+  bool unasked_ = false;            // no server could be asked
+  bool unanswered_ = false;         // a server had not answered when the request ended
   cuda::Device* gpu_of_all_ = nullptr;
   std::atomic<std::uint32_t> parts_left_{0};
   std::atomic<Code> stop_code_{Code::ok};
   std::unique_ptr<const Error> stop_cause_;  // where that is more than a code; written before it
   std::atomic<Outcome> outcome_{Outcome::pending};
+  bool stopped_short_ = false;                       // it was stopped before all of it was done
   mutable std::atomic<std::uint32_t> wait_word_{0};  // 0 running, 1 running and someone sleeps, 2 ended
   std::atomic<Waiting*> waiting_{nullptr};
+  std::shared_ptr<client::CompletionPort> port_;  // shared with the queue; null: there is none
+  std::atomic<AnyWait*> any_wait_{nullptr};       // the thread in wait_any that has registered
   std::uint64_t nvtx_range_ = 0;
   // A question that servers were asked.
   struct Asked {
     std::shared_ptr<const IdentityQuery> query;  // shared with the operation
     Calls::Begun begun;
   };
-  bool checks_identities_ = false;  // of some store
-  bool asks_servers_ = false;       // of some store whose identity is checked
-  bool unasked_ = false;            // nobody could be asked
-  bool unanswered_ = false;         // a server had not answered when the request ended
-  bool stopped_short_ = false;      // it was stopped before all of it was done
-  std::unique_ptr<Asked> asked_;
+  // What few requests have.
+  struct Rare {
+    std::unique_ptr<Late> late;  // until it was asked
+    std::unique_ptr<Asked> asked;
+    std::string passed_over;  // an engine that reaches some GPUs, and not one of these
+  };
+  Rare& rare() {
+    if (!rare_) rare_ = std::make_unique<Rare>();
+    return *rare_;
+  }
+  const Asked* asked() const { return rare_ ? rare_->asked.get() : nullptr; }
+  void forget_asked() {
+    if (rare_) rare_->asked.reset();
+  }
+  std::unique_ptr<Rare> rare_;
   std::unique_ptr<std::atomic<std::uint64_t>[]> left_;  // of each range, not there yet; null: nobody wants to know
-  std::unique_ptr<std::string> passed_over_;            // an engine that reaches some GPUs, and not one of these
   double seconds_ = 0;                                  // from its beginning to its end; written before outcome_
 };
 

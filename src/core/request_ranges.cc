@@ -34,6 +34,7 @@ struct Fault {
 
 const Fault* fault_of(const Range& range, bool needs_memory) {
   static constexpr Fault no_store{"no store", "open one first"};
+  static constexpr Fault foreign_store{"a store of another kind of Context", "open it with this Context"};
   static constexpr Fault no_memory{"memory at address 0", "give memory of the size of the transfer"};
   static constexpr Fault past_addresses{"memory that ends past the last address",
                                         "give memory of the size of the transfer"};
@@ -42,6 +43,7 @@ const Fault* fault_of(const Range& range, bool needs_memory) {
   const auto address = reinterpret_cast<std::uintptr_t>(range.memory.data);
   const std::uint64_t size = range.memory.size_bytes;
   if (range.store == nullptr || !*range.store) return &no_store;
+  if (StoreEntry::of(range.store) == nullptr) return &foreign_store;
   if (needs_memory && size != 0 && address == 0) return &no_memory;
   if (needs_memory && size > UINTPTR_MAX - address) return &past_addresses;
   if (size > most || range.offset > most - size) return &past_offsets;
@@ -71,7 +73,7 @@ Status check_stored(std::size_t index, const Range& range, Direction direction, 
 // Every store that is named, once; and for each range, which one: empty if there is only one.
 std::vector<std::uint32_t> Request::add_stores(std::span<const Range> ranges, bool only_one) {
   if (only_one) {
-    const auto& entry = ranges.front().store->entry();
+    const auto entry = StoreEntry::of(ranges.front().store)->shared_from_this();
     stores.resize(1);
     stores[0].entry = entry;
     stores[0].facts = entry->facts();
@@ -82,9 +84,9 @@ std::vector<std::uint32_t> Request::add_stores(std::span<const Range> ranges, bo
   std::unordered_map<const StoreEntry*, std::uint32_t> index_of;
   std::vector<StoreUse> uses;
   for (const Range& range : ranges) {
-    const auto& entry = range.store->entry();
-    const auto [place, added] = index_of.try_emplace(entry.get(), static_cast<std::uint32_t>(uses.size()));
-    if (added) uses.push_back({.entry = entry, .facts = entry->facts()});
+    StoreEntry* const entry = StoreEntry::of(range.store);
+    const auto [place, added] = index_of.try_emplace(entry, static_cast<std::uint32_t>(uses.size()));
+    if (added) uses.push_back({.entry = entry->shared_from_this(), .facts = entry->facts()});
     store_of.push_back(place->second);
   }
   stores.resize(uses.size());
@@ -251,7 +253,7 @@ Status Request::add_ranges(std::span<const Range> ranges) {
   for (std::size_t i = 0; i < ranges.size(); ++i) {
     const Range& range = ranges[i];
     if (const Fault* fault = fault_of(range, needs_memory)) return invalid_range(i, fault->what, fault->hint);
-    only_one &= range.store == first || range.store->entry() == first->entry();
+    only_one &= range.store == first || StoreEntry::of(range.store) == StoreEntry::of(first);
     if (range.stored == nullptr) continue;
     if (auto status = check_stored(i, range, direction, environment_->options); !status) return status;
   }
@@ -387,8 +389,7 @@ bool Request::reads_straight(const cuda::Device& gpu, StoreEntry& entry) const {
 void Request::note_reach(const cuda::Device& gpu, StoreEntry& entry) {
   const StoreEntry* direct = entry.for_device(*environment_);
   if (direct == nullptr || direct->store().device_route_to(gpu.info())) return;
-  passed_over_ = std::make_unique<std::string>(engine_name(direct->engine()) + " not used: it does not reach " +
-                                               gpu.info().name + " now");
+  rare().passed_over = engine_name(direct->engine()) + " not used: it does not reach " + gpu.info().name + " now";
 }
 
 }  // namespace penstock::core

@@ -121,7 +121,7 @@ Outcome Request::judge() {
   const bool whole = has_ranges_.load(std::memory_order_relaxed) && in_order && bytes == total_bytes &&
                      (!durable || flushed == stores.size());
   const bool answered = servers_answered();
-  unanswered_ = asked_ && !answered;
+  unanswered_ = asked() != nullptr && !answered;
   // Without an answer nobody knows whether the bytes belong together.
   const bool unknown = whole && asks_servers_ && !answered;
   stopped_short_ = unknown || (!whole && (stopped_short_ || !failed));
@@ -151,7 +151,7 @@ std::optional<Request::Doubt> Request::find_doubt() const {
   std::size_t checked = 0;
   for (std::uint32_t store = 0; store < stores.size(); ++store) {
     if (!stores[store].check_identity) continue;
-    auto doubt = asks_servers_ ? doubt_about(store, asked_->query->identities()[checked++])
+    auto doubt = asks_servers_ ? doubt_about(store, asked()->query->identities()[checked++])
                                : doubt_about(store, identity_of(*stores[store].entry));
     if (doubt) return doubt;
   }
@@ -271,7 +271,7 @@ std::string Request::explain() const {
     add(use.facts->engine_reason);
     if (has_gpu) add(use.facts->device_reason);
   }
-  if (passed_over_) add(*passed_over_);
+  if (rare_ && !rare_->passed_over.empty()) add(rare_->passed_over);
   Tally<reason_count>::Bytes reasons{};
   for (const Part& part : parts) part.reasons.add_to(reasons);
   const auto used = std::count_if(reasons.begin(), reasons.end(), [](std::uint64_t bytes) { return bytes != 0; });

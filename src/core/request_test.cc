@@ -42,7 +42,7 @@ class RequestTest : public testing::Test {
       table->push_back(std::make_unique<ScriptedEngine>(script_));
       environment_ = std::make_shared<Environment>(table, options_, Machine{});
     }
-    return penstock::Store(StoreEntry::open(*environment_, "x", {}).value());
+    return client::Access::store(StoreEntry::open(*environment_, "x", {}).value());
   }
   Range range(const penstock::Store& store, std::uint64_t offset, std::uint64_t length) const {
     return {&store, offset, Region::host(memory_->region().data, length)};

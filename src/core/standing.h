@@ -15,7 +15,7 @@ namespace penstock::core {
 
 class LaneSet;
 
-class StandingRequest {
+class StandingRequest final : public client::StandingRequest {
   struct Private {};
 
  public:
@@ -30,21 +30,19 @@ class StandingRequest {
 
   StandingRequest(Private, cuda::Device& gpu, Round round) : gpu_(gpu), round_(std::move(round)) {}
   static Result<std::shared_ptr<StandingRequest>> create(cuda::Device& gpu, Round round);
-  ~StandingRequest() { end(); }
-  StandingRequest(const StandingRequest&) = delete;
-  StandingRequest& operator=(const StandingRequest&) = delete;
+  ~StandingRequest() override { StandingRequest::end(); }
 
   // Begins a round if a stream asks for one; returns its request, or nothing.
   std::shared_ptr<Request> look();
   // No more rounds; who waits for one goes on.
-  void end();
+  void end() override;
   bool has_ended() const { return ended_.load(std::memory_order_acquire); }
 
-  Status enqueue(void* stream);
-  std::uint64_t begin_word() const { return begin_.device; }
-  std::uint64_t end_word() const { return end_.device; }
-  std::uint64_t rounds() const { return rounds_.load(std::memory_order_relaxed); }
-  Report report() const;
+  Status enqueue(void* stream) override;
+  std::uint64_t begin_word() const override { return begin_.device; }
+  std::uint64_t end_word() const override { return end_.device; }
+  std::uint64_t rounds() const override { return rounds_.load(std::memory_order_relaxed); }
+  Report report() const override;
 
  private:
   using Word = std::atomic<std::uint32_t>;

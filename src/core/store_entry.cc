@@ -113,7 +113,8 @@ struct StoreEntry::Closing : engine::Call {
 };
 
 StoreEntry::StoreEntry(const Environment& environment, Name name, EnginePlan plan, std::unique_ptr<engine::Store> store)
-    : environment_(environment.weak_from_this()),
+    : OpenStore(family),
+      environment_(environment.weak_from_this()),
       engines_(environment.engines),
       calls_(environment.calls),
       name_(std::move(name)),

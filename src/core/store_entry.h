@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/once.h"
+#include "client/backend.h"
 #include "core/block_locks.h"
 #include "core/caching.h"
 #include "core/calls.h"
@@ -35,8 +36,14 @@ struct StoreFacts {
   std::string device_reason = {};
 };
 
-class StoreEntry : public std::enable_shared_from_this<StoreEntry> {
+class StoreEntry final : public client::OpenStore, public std::enable_shared_from_this<StoreEntry> {
  public:
+  // Null for null, for a Store that is not open, and for one of another backend.
+  static StoreEntry* of(const Store* store) {
+    client::OpenStore* const open = store != nullptr ? client::Access::of(*store).get() : nullptr;
+    return open != nullptr && open->is_of(family) ? static_cast<StoreEntry*>(open) : nullptr;
+  }
+
   // Chooses an engine, opens the store with it.
   static Result<std::shared_ptr<StoreEntry>> open(const Environment& environment, std::string_view name,
                                                   const OpenOptions& options);
@@ -45,12 +52,17 @@ class StoreEntry : public std::enable_shared_from_this<StoreEntry> {
   static std::shared_ptr<StoreEntry> adopt(const Environment& environment, std::size_t engine,
                                            std::unique_ptr<engine::Store> store);
 
-  ~StoreEntry();
-  StoreEntry(const StoreEntry&) = delete;
-  StoreEntry& operator=(const StoreEntry&) = delete;
+  ~StoreEntry() override;
 
-  // By who is the last to hold it, and waits until it is closed, within reason. Otherwise nobody waits for a server.
-  void close_and_wait();
+  // If it is not called, the destructor closes the store and does not wait for a server.
+  void close_and_wait() override;
+  Result<std::uint64_t> size_bytes() override;
+  Result<Identity> identity() override;
+  void await_writers() override { store_->await_writers(); }
+  std::optional<std::uint64_t> cached_bytes(std::uint64_t offset, std::uint64_t length) const override;
+  Result<View> view() override;
+  Status commit(bool durable) override;
+  Status abort() override;
   // What `ask(engine::Store&)` returns, a Result or a Status. Where a server may have to be asked, that is
   // Code::timed_out by the deadline at the latest.
   template <typename Ask>
@@ -61,7 +73,7 @@ class StoreEntry : public std::enable_shared_from_this<StoreEntry> {
   }
 
   engine::Store& store() const { return *store_; }
-  const StoreInfo& info() const { return store_->info(); }
+  const StoreInfo& info() const override { return store_->info(); }
   const OpenOptions& options() const { return name_.options; }
   std::shared_ptr<const StoreFacts> facts() const { return facts_; }
   std::size_t engine() const { return facts_->engine; }
@@ -122,6 +134,8 @@ class StoreEntry : public std::enable_shared_from_this<StoreEntry> {
   Residency sample_residency(std::uint64_t offset, std::uint64_t length);
 
  private:
+  static constexpr client::StoreFamily family{};
+
   // How a store was asked for.
   struct Name {
     std::string scheme;

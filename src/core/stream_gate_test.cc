@@ -23,7 +23,7 @@ class StreamGateTest : public testing::Test {
     auto table = std::make_shared<engine::Table>();
     table->push_back(std::make_unique<ScriptedEngine>(script_));
     environment_ = std::make_shared<Environment>(table, Options{}, Machine{});
-    store_ = penstock::Store(StoreEntry::open(*environment_, "x", {}).value());
+    store_ = client::Access::store(StoreEntry::open(*environment_, "x", {}).value());
   }
   // As a Context does: what the gate's thread has last would end it from within.
   ~StreamGateTest() override { environment_->streams.close(); }

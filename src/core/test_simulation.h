@@ -238,7 +238,7 @@ class Simulation {
 
   const std::shared_ptr<Environment>& environment() const { return environment_; }
   penstock::Store open() {
-    return penstock::Store(StoreEntry::open(*environment_, "disk", {.access = Access::write}).value());
+    return client::Access::store(StoreEntry::open(*environment_, "disk", {.access = Access::write}).value());
   }
 
   std::shared_ptr<Request> submit(engine::OpKind kind, std::span<const Range> ranges,

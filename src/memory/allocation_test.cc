@@ -169,7 +169,7 @@ TEST(Budget, holds_when_many_threads_charge_it) {
 }
 
 TEST(Buffer, moves_and_leaves_nothing_behind) {
-  Buffer first(Allocation::create(host_options(100)).value());
+  Buffer first = make_buffer(Allocation::create(host_options(100)).value());
   std::byte* data = first.data();
   Buffer second = std::move(first);
   EXPECT_EQ(first.data(), nullptr);
@@ -179,7 +179,7 @@ TEST(Buffer, moves_and_leaves_nothing_behind) {
   third = std::move(second);
   EXPECT_EQ(third.bytes().size(), 100u);
   EXPECT_TRUE(is_mapped(data));
-  Buffer fourth(Allocation::create(host_options(100)).value());
+  Buffer fourth = make_buffer(Allocation::create(host_options(100)).value());
   fourth = std::move(third);
   EXPECT_EQ(third.data(), nullptr);
   EXPECT_EQ(fourth.data(), data);

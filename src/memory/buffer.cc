@@ -15,6 +15,10 @@ Buffer::Buffer(std::unique_ptr<memory::Allocation> allocation) {
   allocation_ = memory::LiveBuffers::of_process().add(std::move(allocation));
 }
 
+Buffer memory::make_buffer(std::unique_ptr<memory::Allocation> allocation) {
+  return Buffer(std::move(allocation));
+}
+
 Buffer::Buffer(Buffer&& other) noexcept
     : allocation_(std::move(other.allocation_)), region_(std::exchange(other.region_, Region{})) {}
 

@@ -18,7 +18,7 @@ namespace {
 Buffer make_buffer(std::size_t size_bytes) {
   AllocationOptions options;
   options.size_bytes = size_bytes;
-  return Buffer(Allocation::create(options).value());
+  return make_buffer(Allocation::create(options).value());
 }
 
 LiveBuffers::Place find(const std::byte* address) {

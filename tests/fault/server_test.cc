@@ -176,7 +176,7 @@ TEST_F(SilentServer, holds_up_nobody_who_closes_its_file) {
 // Whatever may wait, of a store that is open to be replaced.
 struct Verb {
   std::string name;
-  std::function<std::optional<Error>(Context&, Store&)> run;
+  std::function<std::optional<Error>(const Context&, Store&)> run;
 };
 void PrintTo(const Verb& verb, std::ostream* out) {
   *out << verb.name;
@@ -189,20 +189,20 @@ std::vector<Verb> verbs() {
   static std::array<std::byte, 4096> bytes;
   const auto range_of = [](const Store& store) { return Range{&store, 0, Region::host(bytes.data(), bytes.size())}; };
   return {
-      {"open", [](Context& context, Store& store) { return error_of(context.open(store.info().name)); }},
-      {"size", [](Context&, Store& store) { return error_of(store.size_bytes()); }},
+      {"open", [](const Context& context, Store& store) { return error_of(context.open(store.info().name)); }},
+      {"size", [](const Context&, Store& store) { return error_of(store.size_bytes()); }},
       {"reserve",
-       [](Context& context, Store& store) {
+       [](const Context& context, Store& store) {
          return context.write(store, file_bytes, Region::host(bytes.data(), bytes.size())).error;
        }},
       {"prefetch",
-       [=](Context& context, Store& store) {
+       [=](const Context& context, Store& store) {
          const Range range = range_of(store);
          return error_of(context.prefetch({&range, 1}));
        }},
-      {"view", [](Context&, Store& store) { return error_of(store.view()); }},
-      {"commit", [](Context&, Store& store) { return error_of(store.commit()); }},
-      {"abort", [](Context&, Store& store) { return error_of(store.abort()); }},
+      {"view", [](const Context&, Store& store) { return error_of(store.view()); }},
+      {"commit", [](const Context&, Store& store) { return error_of(store.commit()); }},
+      {"abort", [](const Context&, Store& store) { return error_of(store.abort()); }},
   };
 }
 

@@ -27,7 +27,7 @@ class SpentBudget : public GpuTest {
     options_.pinned_budget_bytes = shape.budget_bytes;
   }
 
-  void expect_reads(Context& context, std::size_t bytes) {
+  void expect_reads(const Context& context, std::size_t bytes) {
     const Store store = context.open(folder_.path("file")).value();
     const Buffer memory = context.allocate(Domain::cuda(0), bytes).value();
     const Report report = context.read(store, 0, memory.region());
@@ -37,7 +37,7 @@ class SpentBudget : public GpuTest {
   }
 
   // On a ticket, which callers carry on where the engine can.
-  void expect_submits(Context& context, std::size_t bytes) {
+  void expect_submits(const Context& context, std::size_t bytes) {
     const Store store = context.open(folder_.path("file")).value();
     const Buffer memory = context.allocate(Domain::cuda(0), bytes).value();
     const Range range{&store, 0, memory.region()};
@@ -46,7 +46,7 @@ class SpentBudget : public GpuTest {
     EXPECT_TRUE(holds_content(bytes_of(memory.region()), 1, 0));
   }
 
-  void expect_writes(Context& context, std::size_t bytes) {
+  void expect_writes(const Context& context, std::size_t bytes) {
     const auto path = folder_.path("out");
     Store store = context.open(path, {.access = Access::create, .size_bytes = bytes}).value();
     const Buffer memory = context.allocate(Domain::cuda(0), bytes).value();
@@ -57,7 +57,7 @@ class SpentBudget : public GpuTest {
   }
 
   // Nothing that the system refuses to lock is worth a test.
-  static std::optional<Buffer> take_pinned(Context& context, std::size_t bytes) {
+  static std::optional<Buffer> take_pinned(const Context& context, std::size_t bytes) {
     auto buffer = context.allocate(Domain::pinned(), bytes);
     if (buffer) return std::move(*buffer);
     EXPECT_EQ(buffer.error().code, Code::out_of_memory) << buffer.error().message;

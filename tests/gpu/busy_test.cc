@@ -97,7 +97,7 @@ class BusyGpu : public InStreamOrder, public testing::WithParamInterface<bool> {
     return std::make_unique<Work>(gpu(), make_stream(cuda::cu_stream_non_blocking), GetParam());
   }
 
-  void expect_reads(Context& context) {
+  void expect_reads(const Context& context) {
     const Store store = context.open(folder_.path("file")).value();
     const Buffer memory = context.allocate(Domain::cuda(0), 4 * mib).value();
     const Report report = context.read(store, 0, memory.region());

@@ -23,7 +23,7 @@ class BesideCaptures : public InStreamOrder {
   // After each public call: the caller's own mode must be what it was.
   void called(const char* what) { EXPECT_EQ(cuda_.mode(), mode_) << "after " << what; }
 
-  void read_all(Context& context, const Store& store, Region memory) {
+  void read_all(const Context& context, const Store& store, Region memory) {
     const Report whole = context.read(store, 0, memory);
     called("a read");
     EXPECT_TRUE(whole.ok()) << whole.error->message;

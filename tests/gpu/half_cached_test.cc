@@ -209,7 +209,7 @@ TEST_F(HalfCachedFile, what_is_not_cached_is_cancelled_where_the_lanes_have_been
   auto table = std::make_shared<engine::Table>();
   table->push_back(std::make_unique<HalfCachedEngine>(half));
   const auto environment = std::make_shared<core::Environment>(table, options_, Machine::detect());
-  const Store store(core::StoreEntry::open(*environment, "x", {}).value());
+  const penstock::Store store = client::Access::store(core::StoreEntry::open(*environment, "x", {}).value());
   const Range range{&store, 0, memory.region()};
   const auto request = core::Request::create(environment, {&range, 1}, {.lanes = options_.lanes}).value();
   const auto lanes = std::make_shared<core::LaneSet>(environment);

@@ -13,7 +13,7 @@ class GpuModels : public GpuTest {
   static constexpr std::uint64_t rows = 700, columns = 3000;
 
   // Two tensors of bytes, saved from the host.
-  Model make_model(Context& context) {
+  Model make_model(const Context& context) {
     matrix_ = content(1, 0, rows * columns);
     vector_ = content(2, 0, 12'345);
     const TensorToSave tensors[] = {

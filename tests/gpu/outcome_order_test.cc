@@ -102,7 +102,8 @@ TEST_F(InStreamOrder, the_outcome_is_there_before_the_stream_goes_on) {
   table->push_back(posix::make_engine());
   const auto environment = std::make_shared<core::Environment>(table, options_, Machine::detect());
   const auto lanes = std::make_shared<core::LaneSet>(environment);
-  const Store store(core::StoreEntry::open(*environment, folder_.path("file"), {}).value());
+  const penstock::Store store =
+      client::Access::store(core::StoreEntry::open(*environment, folder_.path("file"), {}).value());
   std::vector<std::byte> memory(2 * mib);
   const Range range{&store, 0, Region::host(memory.data(), memory.size())};
   const auto request = core::Request::create(environment, {&range, 1}, {.lanes = 2}).value();

@@ -42,7 +42,7 @@ class GpuProcess : public GpuTest {
     if (!IsSkipped()) write_file(folder_.path("file"), content(1, 0, written_bytes));
   }
 
-  Report load(Context& context) {
+  Report load(const Context& context) {
     const Store store = context.open(folder_.path("file")).value();
     const auto memory = context.allocate(Domain::cuda(0), written_bytes);
     EXPECT_TRUE(memory.ok()) << memory.error().message;

@@ -47,7 +47,7 @@ class OwnContext {
 // back.
 class PlanGraph {
  public:
-  PlanGraph(Context& context, cuda::CuStream stream, std::vector<const PlanTable*> tables, std::size_t count)
+  PlanGraph(const Context& context, cuda::CuStream stream, std::vector<const PlanTable*> tables, std::size_t count)
       : tables_(std::move(tables)), count_(count), stream_(stream) {
     for (const PlanTable* table : tables_) {
       const std::size_t rows_bytes = count * table->row_bytes;

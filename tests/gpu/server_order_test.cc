@@ -25,7 +25,7 @@ class InStreamOrderOfAServer : public InStreamOrder {
     return ContextBuilder::build(std::move(table), options_).value();
   }
   // The server answers when the request is made, and no more when the stream has come to it.
-  Ticket read_from_silent_server(Context& context, Region memory, cuda::CuStream stream, double deadline = 0) {
+  Ticket read_from_silent_server(const Context& context, Region memory, cuda::CuStream stream, double deadline = 0) {
     server_->answer();
     const Store store = context.open(folder_.path("served")).value();
     const int waiting = server_->waiting();

@@ -95,7 +95,7 @@ class LongSlots : public Staging {
     warm(folder_.path("file"));
   }
   // Of tensors that begin and end anywhere, two of which may share what a lane takes at once.
-  Report load(Context& context, const Buffer& memory) {
+  Report load(const Context& context, const Buffer& memory) {
     const Store store = context.open(folder_.path("file")).value();
     std::vector<Range> tensors;
     for (std::uint64_t at = 0; at < size; at += tensor_bytes) {
@@ -106,7 +106,7 @@ class LongSlots : public Staging {
     return ticket.report();
   }
   // The lanes that made long copies.
-  static std::set<std::uint32_t> lanes_with_long_slots(Context& context) {
+  static std::set<std::uint32_t> lanes_with_long_slots(const Context& context) {
     std::set<std::uint32_t> lanes;
     for (const TraceEvent& event : context.trace().events) {
       if (event.kind == TraceKind::copy && event.bytes > usual_bytes) lanes.insert(event.lane);
@@ -256,7 +256,7 @@ class ReadByCaller : public Staging {
     write_file(folder_.path("file"), content(22, 0, size));
     warm(folder_.path("file"));
   }
-  static std::set<std::uint32_t> lanes_that_read(Context& context) {
+  static std::set<std::uint32_t> lanes_that_read(const Context& context) {
     std::set<std::uint32_t> lanes;
     for (const TraceEvent& event : context.trace().events) {
       if (event.kind == TraceKind::storage) lanes.insert(event.lane);

@@ -33,7 +33,7 @@ class StreamCopies : public InStreamOrder {
   // Copies of the caller's of all kinds, between memory of its own.
   class Copies {
    public:
-    Copies(StreamCopies& test, Context& context)
+    Copies(StreamCopies& test, const Context& context)
         : test_(test),
           device_(context.allocate(Domain::cuda(0), 2 * mib).value()),
           pinned_(context.allocate(Domain::pinned(), 2 * mib).value()) {}
@@ -64,7 +64,7 @@ class StreamCopies : public InStreamOrder {
     const Buffer pinned_;
   };
 
-  static Result<Ticket> submit(Context& context, Direction direction, std::span<const Range> ranges,
+  static Result<Ticket> submit(const Context& context, Direction direction, std::span<const Range> ranges,
                                cuda::CuStream stream, RequestOptions options = {}) {
     options.stream = CudaStream{stream};
     return context.submit(direction, ranges, options);
@@ -156,7 +156,7 @@ TEST_F(WhileTheDriverRegisters, words_go_back) {
 TEST_F(StreamCopies, of_sixty_four_streams_and_two_contexts_get_past_each_other) {
   Context contexts[] = {make_context(), make_context()};
   std::vector<Store> stores;
-  for (Context& context : contexts) stores.push_back(context.open(folder_.path("file")).value());
+  for (const Context& context : contexts) stores.push_back(context.open(folder_.path("file")).value());
   constexpr std::size_t streams_most = 64;
   std::vector<cuda::CuStream> streams;
   for (std::size_t i = 0; i < streams_most; ++i) {

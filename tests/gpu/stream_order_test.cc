@@ -251,7 +251,7 @@ TEST_F(InStreamOrder, where_no_thread_can_be_started_the_request_is_refused_and_
 }
 
 // Streams that each wait for a request, and for another that waits for the first.
-void expect_streams_get_past_each_other(Context& context, const Store& store, const Buffer& memory,
+void expect_streams_get_past_each_other(const Context& context, const Store& store, const Buffer& memory,
                                         const std::vector<cuda::CuStream>& streams, std::size_t bytes) {
   std::vector<Ticket> tickets;
   for (int round = 0; round < 3; ++round) {

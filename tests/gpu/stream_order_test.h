@@ -33,7 +33,7 @@ class InStreamOrder : public GpuTest {
     return driver_->api().stream_synchronize(stream);
   }
 
-  Result<Ticket> read_in_order(Context& context, const Store& store, Region memory, cuda::CuStream stream,
+  Result<Ticket> read_in_order(const Context& context, const Store& store, Region memory, cuda::CuStream stream,
                                double deadline = 0) {
     const Range range{&store, 0, memory};
     RequestOptions options;

@@ -52,7 +52,8 @@ struct Times {
 // One stream, its areas, and what their bytes must be.
 class Area {
  public:
-  Area(std::size_t index, cuda::CuStream stream, Context& context, Store& store, cuda::Driver& driver, Times& times)
+  Area(std::size_t index, cuda::CuStream stream, const Context& context, Store& store, cuda::Driver& driver,
+       Times& times)
       : base_(index * stressed_bytes),
         stream_(stream),
         context_(context),
@@ -268,7 +269,7 @@ class Area {
 
   const std::size_t base_;
   const cuda::CuStream stream_;
-  Context& context_;
+  const Context& context_;
   Store& store_;
   cuda::Driver& driver_;
   Times& times_;
@@ -301,7 +302,7 @@ TEST_P(StreamStress, everything_gets_done_and_every_byte_is_right) {
   write_file(folder_.path("areas"), file);
   Context contexts[] = {make_context(), make_context()};
   std::vector<Store> stores;
-  for (Context& context : contexts) {
+  for (const Context& context : contexts) {
     stores.push_back(context.open(folder_.path("areas"), {.access = Access::write}).value());
     ASSERT_TRUE(context.prepare(Domain::cuda(0)).ok());
   }

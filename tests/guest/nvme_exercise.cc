@@ -246,7 +246,7 @@ void sweep(const std::string& address, const char* model_file) {
   save(model, model_file);
 }
 
-void check_refusals(Context& context, const std::string& name, OpenOptions options) {
+void check_refusals(const Context& context, const std::string& name, OpenOptions options) {
   const auto refused = [&](const OpenOptions& wrong, Code code, const char* what) {
     const auto store = context.open(name, wrong);
     expect(!store.ok() && store.error().code == code, std::string("not refused as it should be: ") + what);

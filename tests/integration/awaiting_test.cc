@@ -38,7 +38,7 @@ class Awaiting : public ContextTest {
   static constexpr std::size_t size = 3 << 20;
 };
 
-Coroutine read_twice(Context& context, const Store& store, Region memory) {
+Coroutine read_twice(const Context& context, const Store& store, Region memory) {
   const Range range{&store, 0, memory};
   const Report first = co_await context.submit(Direction::read, {&range, 1}).value();
   const Report second = co_await context.submit(Direction::read, {&range, 1}).value();

@@ -28,7 +28,8 @@ class ContextTest : public testing::Test {
     write_file(folder_.path(name), content(1, 0, size));
     return folder_.path(name);
   }
-  static Ticket submit_read(Context& context, const Store& store, Region memory, const RequestOptions& options = {}) {
+  static Ticket submit_read(const Context& context, const Store& store, Region memory,
+                            const RequestOptions& options = {}) {
     const Range range{&store, 0, memory};
     return context.submit(Direction::read, {&range, 1}, options).value();
   }

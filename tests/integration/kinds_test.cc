@@ -51,7 +51,7 @@ class KindsOfRecords : public ContextTest {
 };
 
 // What a dictionary and its store go through, wherever the store is.
-void is_written_and_read(Context& context, const std::string& store, const KindsOptions& options) {
+void is_written_and_read(const Context& context, const std::string& store, const KindsOptions& options) {
   const auto made = Kinds::create(context, store, options);
   ASSERT_TRUE(made) << made.error().message;
   const auto one = made->add({.name = "one", .capacity = 1000, .record_bytes = record_bytes});

@@ -22,7 +22,7 @@ inline Code told_by(const Report& report) {
 }
 
 // All that can be told of a request is told, once; what its report says is what its callback was told.
-inline Code carry_out(Context& context, Direction direction, std::span<const Range> ranges,
+inline Code carry_out(const Context& context, Direction direction, std::span<const Range> ranges,
                       RequestOptions options = {}) {
   struct Told {
     std::atomic<int> ends{0};

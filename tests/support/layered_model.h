@@ -23,7 +23,7 @@ struct LayerShape {
 // Each layer has a matrix and a bias; "head.weight" is of no layer. A tensor's seed is where it stands in `names`.
 class LayeredModel {
  public:
-  LayeredModel(Context& context, const TemporaryFolder& folder, const LayerShape& shape = {}) {
+  LayeredModel(const Context& context, const TemporaryFolder& folder, const LayerShape& shape = {}) {
     for (std::size_t i = 0; i < shape.layers; ++i) {
       const std::string layer = "model.layers." + std::to_string(i);
       add(layer + ".matrix", {shape.rows, shape.columns + i % 2});

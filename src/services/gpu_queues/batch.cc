@@ -52,7 +52,7 @@ std::size_t Batch::choose(std::span<Transfer> transfers) {
   return count;
 }
 
-Batch::Batch(Context& context, std::shared_ptr<Set> set, std::uint32_t queue, std::span<const Transfer> transfers)
+Batch::Batch(const Context& context, std::shared_ptr<Set> set, std::uint32_t queue, std::span<const Transfer> transfers)
     : set_(std::move(set)), queue_(queue), transfers_(transfers.begin(), transfers.end()) {
   plan();
   if (Status status = begin(context); !status) fail(status.error());
@@ -82,7 +82,7 @@ void Batch::plan() {
   }
 }
 
-Status Batch::begin(Context& context) {
+Status Batch::begin(const Context& context) {
   std::uint64_t bytes = 0;
   for (Stretch& stretch : stretches_) {
     stretch.memory_offset = bytes;

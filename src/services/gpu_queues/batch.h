@@ -25,7 +25,7 @@ class Batch {
   // least.
   static std::size_t choose(std::span<Transfer> transfers);
   // If the request can't be made, it has failed already.
-  Batch(Context& context, std::shared_ptr<Set> set, std::uint32_t queue, std::span<const Transfer> transfers);
+  Batch(const Context& context, std::shared_ptr<Set> set, std::uint32_t queue, std::span<const Transfer> transfers);
 
   Set& set() const { return *set_; }
   std::uint32_t queue() const { return queue_; }
@@ -41,7 +41,7 @@ class Batch {
     std::uint64_t offset, bytes, memory_offset;
   };
   void plan();
-  Status begin(Context& context);
+  Status begin(const Context& context);
   std::byte* bytes_of(const Transfer& transfer, const Stretch& stretch) const {
     return memory_.data() + stretch.memory_offset + (transfer.offset - stretch.offset);
   }

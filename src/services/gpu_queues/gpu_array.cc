@@ -79,7 +79,8 @@ Status check_extent(GpuArrayOptions& options, const device::StoreWindow& window)
 
 class OpenArray {
  public:
-  static Result<std::unique_ptr<OpenArray>> open(Context& context, const GpuQueues& queues, GpuArrayOptions options);
+  static Result<std::unique_ptr<OpenArray>> open(const Context& context, const GpuQueues& queues,
+                                                 GpuArrayOptions options);
 
   device::PagedArray* handle() const { return reinterpret_cast<device::PagedArray*>(memory_.data()); }
   const GpuArrayOptions& options() const { return options_; }
@@ -102,7 +103,8 @@ class OpenArray {
   Buffer memory_;
 };
 
-Result<std::unique_ptr<OpenArray>> OpenArray::open(Context& context, const GpuQueues& queues, GpuArrayOptions options) {
+Result<std::unique_ptr<OpenArray>> OpenArray::open(const Context& context, const GpuQueues& queues,
+                                                   GpuArrayOptions options) {
   if (!queues) return wrong_option("the GpuQueues of an array are closed", "open a set of queues first");
   auto array = std::make_unique<OpenArray>();
   array->gpu_ = queues.options().gpu;
@@ -224,7 +226,7 @@ GpuArray::GpuArray(GpuArray&&) noexcept = default;
 GpuArray& GpuArray::operator=(GpuArray&&) noexcept = default;
 GpuArray::~GpuArray() = default;
 
-Result<GpuArray> GpuArray::open(Context& context, const GpuQueues& queues, const GpuArrayOptions& options) {
+Result<GpuArray> GpuArray::open(const Context& context, const GpuQueues& queues, const GpuArrayOptions& options) {
   return or_out_of_memory([&]() -> Result<GpuArray> {
     auto array = gpu_queues::OpenArray::open(context, queues, options);
     if (!array) return std::move(array).error();

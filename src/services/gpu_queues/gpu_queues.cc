@@ -108,7 +108,7 @@ GpuServer::~GpuServer() {
   close();
 }
 
-Result<GpuServer> GpuServer::start(Context& context, const GpuServerOptions& options) {
+Result<GpuServer> GpuServer::start(const Context& context, const GpuServerOptions& options) {
   return or_out_of_memory([&]() -> Result<GpuServer> {
     auto server = gpu_queues::Server::start(context, options);
     if (!server) return std::move(server).error();

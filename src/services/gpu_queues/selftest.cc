@@ -27,7 +27,7 @@ constexpr std::uint32_t block_threads = 128;
 
 class Selftest {
  public:
-  Selftest(Context& context, const Store& store, Domain gpu) : context_(context), store_(store), gpu_(gpu) {}
+  Selftest(const Context& context, const Store& store, Domain gpu) : context_(context), store_(store), gpu_(gpu) {}
 
   Result<std::vector<NvmeCheck>> run() {
     if (Status status = prepare(); !status) return std::move(status).error();
@@ -169,7 +169,7 @@ class Selftest {
             std::to_string(failures_[0]) + " reads failed, with status " + std::to_string(failures_[1]) + why, ""};
   }
 
-  Context& context_;
+  const Context context_;
   const Store store_;
   const Domain gpu_;
   std::uint64_t size_bytes_ = 0;  // in whole blocks
@@ -189,7 +189,7 @@ class Selftest {
 
 namespace penstock {
 
-Result<std::vector<NvmeCheck>> test_gpu_io(Context& context, const Store& store, Domain gpu) {
+Result<std::vector<NvmeCheck>> test_gpu_io(const Context& context, const Store& store, Domain gpu) {
   if (gpu.host_accessible()) {
     return Error{Code::invalid_argument, 0, gpu.name() + " is no GPU", "give cuda:N"};
   }

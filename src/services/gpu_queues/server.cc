@@ -34,7 +34,8 @@ void relax() {
 
 }  // namespace
 
-Result<std::shared_ptr<Server>> Server::start(Context& context, const GpuServerOptions& options, FaultPlan faults) {
+Result<std::shared_ptr<Server>> Server::start(const Context& context, const GpuServerOptions& options,
+                                              FaultPlan faults) {
   GpuServerOptions chosen = options;
   if (chosen.threads == 0) {
     chosen.threads = std::clamp(std::thread::hardware_concurrency() / 2, 1U, usual_threads);
@@ -49,7 +50,7 @@ Result<std::shared_ptr<Server>> Server::start(Context& context, const GpuServerO
   return server;
 }
 
-Server::Server(Context& context, const GpuServerOptions& options, FaultPlan faults)
+Server::Server(const Context& context, const GpuServerOptions& options, FaultPlan faults)
     : context_(context), options_(options), faults_(std::move(faults)), lives_(options.threads) {}
 
 Server::~Server() {

@@ -21,9 +21,9 @@ namespace penstock::gpu_queues {
 
 class Server {
  public:
-  static Result<std::shared_ptr<Server>> start(Context& context, const GpuServerOptions& options,
+  static Result<std::shared_ptr<Server>> start(const Context& context, const GpuServerOptions& options,
                                                FaultPlan faults = {});
-  Server(Context& context, const GpuServerOptions& options, FaultPlan faults);
+  Server(const Context& context, const GpuServerOptions& options, FaultPlan faults);
   ~Server();
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
@@ -62,7 +62,7 @@ class Server {
   // There has been nothing to do since then.
   void rest(Life& life, TimePoint since, const View& view, const Worker& worker);
 
-  Context& context_;
+  const Context context_;
   GpuServerOptions options_;
   const FaultPlan faults_;
   ForkGuard fork_guard_;

@@ -154,7 +154,7 @@ Set::~Set() {
   spare_->end_use();
 }
 
-Result<std::shared_ptr<Set>> Set::open(Context& context, const GpuQueuesOptions& options, std::uint32_t threads,
+Result<std::shared_ptr<Set>> Set::open(const Context& context, const GpuQueuesOptions& options, std::uint32_t threads,
                                        std::shared_ptr<SpareMemory> spare) {
   auto set = std::make_shared<Set>(threads, std::move(spare));
   set->options_ = options;
@@ -178,7 +178,7 @@ Result<std::shared_ptr<Set>> Set::open(Context& context, const GpuQueuesOptions&
   return set;
 }
 
-Status Set::allocate(Context& context) {
+Status Set::allocate(const Context& context) {
   const bool on_host = options_.gpu.host_accessible();
   if (!on_host) {
     if (Status status = context.prepare(options_.gpu); !status) return status;

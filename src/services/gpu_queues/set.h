@@ -43,8 +43,8 @@ struct alignas(64) Counters {
 class Set {
  public:
   // Every default is filled in. REQUIRES: checked options (check_options).
-  static Result<std::shared_ptr<Set>> open(Context& context, const GpuQueuesOptions& options, std::uint32_t threads,
-                                           std::shared_ptr<SpareMemory> spare);
+  static Result<std::shared_ptr<Set>> open(const Context& context, const GpuQueuesOptions& options,
+                                           std::uint32_t threads, std::shared_ptr<SpareMemory> spare);
   // Code::invalid_argument where a number is out of range; the rest is filled in.
   static Status check_options(GpuQueuesOptions& options, std::uint32_t threads);
 
@@ -85,7 +85,7 @@ class Set {
   Set& operator=(const Set&) = delete;
 
  private:
-  Status allocate(Context& context);
+  Status allocate(const Context& context);
   Status write_states();
   std::uint64_t places() const { return std::uint64_t{options_.queues} * options_.depth + options_.ahead_places; }
 

@@ -17,7 +17,7 @@ namespace penstock::gpu_queues {
 class SpareMemory {
  public:
   // What there is and is not much too large, or new memory.
-  Result<Buffer> take(Context& context, Domain domain, std::size_t size_bytes) {
+  Result<Buffer> take(const Context& context, Domain domain, std::size_t size_bytes) {
     {
       const std::scoped_lock lock(mutex_);
       const auto found = std::ranges::find_if(spare_, [&](const Buffer& buffer) {

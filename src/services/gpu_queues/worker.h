@@ -37,7 +37,8 @@ class Worker {
     std::uint32_t threads = 1;
   };
   // The plan, which may be empty, outlives it.
-  Worker(Context& context, Place place, const FaultPlan& faults) : context_(context), place_(place), faults_(faults) {
+  Worker(const Context& context, Place place, const FaultPlan& faults)
+      : context_(context), place_(place), faults_(faults) {
     transfers_.reserve(commands_at_once);
   }
 
@@ -63,7 +64,7 @@ class Worker {
   void complete(Set::Queue& queue, const Transfer& transfer);
   void count(Set& set, std::span<const Transfer> transfers, bool at_hand);
 
-  Context& context_;
+  const Context context_;
   const Place place_;
   const FaultPlan& faults_;
   HostWords words_;

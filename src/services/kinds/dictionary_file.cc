@@ -61,7 +61,7 @@ Result<std::string> absolute_path(const std::string& path) {
   return absolute.string();
 }
 
-Result<Dictionary> read_dictionary(Context& context, const std::string& path) {
+Result<Dictionary> read_dictionary(const Context& context, const std::string& path) {
   // Another writer may replace it meanwhile; this one stays as it is.
   auto store = context.open(path, {.growing = true});
   if (!store) return std::move(store).error();
@@ -84,7 +84,7 @@ Result<Dictionary> read_dictionary(Context& context, const std::string& path) {
   return dictionary;
 }
 
-Result<Store> write_dictionary(Context& context, const std::string& path, const Dictionary& dictionary) {
+Result<Store> write_dictionary(const Context& context, const std::string& path, const Dictionary& dictionary) {
   const auto text = to_text(dictionary);
   if (!text) return in_dictionary(path, text.error());
   auto memory = context.allocate(Domain::host(), text->size());

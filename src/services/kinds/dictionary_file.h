@@ -19,9 +19,9 @@ namespace penstock::kinds {
 Result<std::string> absolute_path(const std::string& path);
 
 // Messages name the file. Code::not_found: there is none.
-Result<Dictionary> read_dictionary(Context& context, const std::string& path);
+Result<Dictionary> read_dictionary(const Context& context, const std::string& path);
 // A file that takes the dictionary's name at its commit: readers find the old one or the new one.
-Result<Store> write_dictionary(Context& context, const std::string& path, const Dictionary& dictionary);
+Result<Store> write_dictionary(const Context& context, const std::string& path, const Dictionary& dictionary);
 
 // Excludes other writers, by a lock (flock) on an empty file beside the dictionary, NAME.lock, which stays. Only those
 // who may write to the dictionary may open it: whoever can open a file can lock it, and who only reads must not hold

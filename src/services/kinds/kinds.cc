@@ -30,7 +30,7 @@ Kinds& Kinds::operator=(const Kinds&) = default;
 Kinds& Kinds::operator=(Kinds&&) noexcept = default;
 Kinds::~Kinds() = default;
 
-Result<Kinds> Kinds::create(Context& context, const std::string& store, const KindsOptions& options) {
+Result<Kinds> Kinds::create(const Context& context, const std::string& store, const KindsOptions& options) {
   return or_out_of_memory([&]() -> Result<Kinds> {
     auto table = kinds::Table::create(context, store, options);
     if (!table) return std::move(table).error();
@@ -38,7 +38,7 @@ Result<Kinds> Kinds::create(Context& context, const std::string& store, const Ki
   });
 }
 
-Result<Kinds> Kinds::open(Context& context, const std::string& store, const KindsOptions& options) {
+Result<Kinds> Kinds::open(const Context& context, const std::string& store, const KindsOptions& options) {
   return or_out_of_memory([&]() -> Result<Kinds> {
     auto table = kinds::Table::open(context, store, options);
     if (!table) return std::move(table).error();

@@ -152,8 +152,8 @@ Error not_there(const Table::State& state, const Records& records) {
 
 }  // namespace
 
-Result<std::shared_ptr<Table>> Table::create_locked(Context& context, const std::string& store, const std::string& path,
-                                                    const KindsOptions& options) {
+Result<std::shared_ptr<Table>> Table::create_locked(const Context& context, const std::string& store,
+                                                    const std::string& path, const KindsOptions& options) {
   if (const auto there = context.open(path); there || there.error().code != Code::not_found) {
     if (!there) return there.error();
     return Error{Code::in_use, EEXIST, path + " is there already", "open it, or remove it first"};
@@ -177,7 +177,8 @@ Result<std::shared_ptr<Table>> Table::create_locked(Context& context, const std:
   return table;
 }
 
-Result<std::shared_ptr<Table>> Table::create(Context& context, const std::string& name, const KindsOptions& options) {
+Result<std::shared_ptr<Table>> Table::create(const Context& context, const std::string& name,
+                                             const KindsOptions& options) {
   if (Status status = check_seconds("lock_seconds", options.lock_seconds); !status) return std::move(status).error();
   const auto absolute = absolute_name(name);
   if (!absolute) return absolute.error();
@@ -195,7 +196,8 @@ Result<std::shared_ptr<Table>> Table::create(Context& context, const std::string
   return made;
 }
 
-Result<std::shared_ptr<Table>> Table::open(Context& context, const std::string& name, const KindsOptions& options) {
+Result<std::shared_ptr<Table>> Table::open(const Context& context, const std::string& name,
+                                           const KindsOptions& options) {
   if (Status status = check_seconds("lock_seconds", options.lock_seconds); !status) return std::move(status).error();
   const auto absolute = absolute_name(name);
   if (!absolute) return absolute.error();

@@ -19,10 +19,12 @@ class WriterLock;
 
 class Table {
  public:
-  static Result<std::shared_ptr<Table>> create(Context& context, const std::string& name, const KindsOptions& options);
-  static Result<std::shared_ptr<Table>> open(Context& context, const std::string& name, const KindsOptions& options);
+  static Result<std::shared_ptr<Table>> create(const Context& context, const std::string& name,
+                                               const KindsOptions& options);
+  static Result<std::shared_ptr<Table>> open(const Context& context, const std::string& name,
+                                             const KindsOptions& options);
 
-  Table(Context& context, std::string store, std::string path, KindsOptions options)
+  Table(const Context& context, std::string store, std::string path, KindsOptions options)
       : context_(context), store_(std::move(store)), path_(std::move(path)), options_(std::move(options)) {}
 
   // What was read at one time. It never changes.
@@ -32,7 +34,7 @@ class Table {
     std::unordered_map<std::uint32_t, const Kind*> by_id;
   };
 
-  Context& context() const { return context_; }
+  const Context& context() const { return context_; }
   const std::string& store_name() const { return store_; }
   const std::string& path() const { return path_; }
   std::shared_ptr<const State> state() const;
@@ -54,7 +56,7 @@ class Table {
 
  private:
   // By who has the lock of the dictionary at `path`.
-  static Result<std::shared_ptr<Table>> create_locked(Context& context, const std::string& store,
+  static Result<std::shared_ptr<Table>> create_locked(const Context& context, const std::string& store,
                                                       const std::string& path, const KindsOptions& options);
   Status check_process() const;
   static Result<Placed> place_in(std::shared_ptr<const State> state, std::span<const RecordsRead> reads);
@@ -67,7 +69,7 @@ class Table {
   Result<Store> open_for_writing(const OpenOptions& wanted, std::shared_ptr<WriterLock> lock = {}) const;
   Status make_room(const Kind& kind) const;
 
-  Context& context_;
+  const Context context_;
   const std::string store_;
   const std::string path_;
   const KindsOptions options_;

@@ -44,7 +44,7 @@ void Cache::Bell::ring() {
   rung.notify_one();
 }
 
-Cache::Cache(Context& context, const Model& model, std::vector<TensorGroup> groups, const LayersOptions& options)
+Cache::Cache(const Context& context, const Model& model, std::vector<TensorGroup> groups, const LayersOptions& options)
     : context_(context),
       options_(options),
       infos_(std::move(groups)),
@@ -53,7 +53,7 @@ Cache::Cache(Context& context, const Model& model, std::vector<TensorGroup> grou
       uses_(infos_.size()),
       groups_(infos_.size()) {}
 
-Result<std::unique_ptr<Cache>> Cache::open(Context& context, const Model& model, std::vector<TensorGroup> groups,
+Result<std::unique_ptr<Cache>> Cache::open(const Context& context, const Model& model, std::vector<TensorGroup> groups,
                                            const LayersOptions& options) {
   if (groups.empty() || groups.size() > groups_most) {
     return Error{Code::invalid_argument, 0, std::to_string(groups.size()) + " groups",

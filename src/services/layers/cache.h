@@ -37,8 +37,8 @@ namespace penstock::layers {
 
 class Cache {
  public:
-  static Result<std::unique_ptr<Cache>> open(Context& context, const Model& model, std::vector<TensorGroup> groups,
-                                             const LayersOptions& options);
+  static Result<std::unique_ptr<Cache>> open(const Context& context, const Model& model,
+                                             std::vector<TensorGroup> groups, const LayersOptions& options);
   ~Cache();
   Cache(const Cache&) = delete;
   Cache& operator=(const Cache&) = delete;
@@ -119,7 +119,7 @@ class Cache {
     void ring();
   };
 
-  Cache(Context& context, const Model& model, std::vector<TensorGroup> groups, const LayersOptions& options);
+  Cache(const Context& context, const Model& model, std::vector<TensorGroup> groups, const LayersOptions& options);
   Status read_indexes(const Model& model);
   Status lay_out_all(const Model& model);
   Status cut();
@@ -159,7 +159,7 @@ class Cache {
   // Returns whether something waits for a stream.
   bool load_ahead();
 
-  Context& context_;
+  const Context context_;
   const LayersOptions options_;
   const std::vector<TensorGroup> infos_;
   std::unordered_map<std::string_view, std::size_t> by_name_;

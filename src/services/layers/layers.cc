@@ -35,7 +35,7 @@ Layers::~Layers() {
   if (cache_ && cache_->in_child()) (void)cache_.release();
 }
 
-Result<Layers> Layers::open(Context& context, const Model& model, std::vector<TensorGroup> groups,
+Result<Layers> Layers::open(const Context& context, const Model& model, std::vector<TensorGroup> groups,
                             const LayersOptions& options) {
   return or_out_of_memory([&]() -> Result<Layers> {
     auto cache = layers::Cache::open(context, model, std::move(groups), options);

@@ -22,7 +22,7 @@ class Session {
 
   const MeasuringJob& job() const { return job_; }
   const StoreInfo& info() const { return store_.info(); }
-  Context& owner() { return owner_; }
+  const Context& owner() { return owner_; }
   std::uint64_t size_bytes() const { return memory_.size_bytes(); }
   Region memory() const { return memory_.region(); }
   std::span<std::byte> buffers() const { return buffers_.bytes(); }  // for plain reads, page-aligned

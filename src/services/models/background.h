@@ -43,7 +43,7 @@ class Background {
   };
   using Steps = std::vector<std::unique_ptr<Step>>;
 
-  Background(Context& context, Steps steps, RequestOptions options)
+  Background(const Context& context, Steps steps, RequestOptions options)
       : context_(context), steps_(std::move(steps)), options_(std::move(options)) {}
   ~Background();
   Background(const Background&) = delete;
@@ -77,7 +77,7 @@ class Background {
   void finish(Status status);
   void add_beside();
 
-  Context& context_;
+  const Context context_;
   Steps steps_;
   RequestOptions options_;
   Ticket beside_;

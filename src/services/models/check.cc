@@ -54,7 +54,7 @@ constexpr auto turn = std::chrono::milliseconds(50);
 // Reads the files of a model one after the other, the next window while the last one is added up.
 class Checking {
  public:
-  Checking(Context& context, const Model& model,
+  Checking(const Context& context, const Model& model,
            const std::function<bool(std::uint64_t done, std::uint64_t all)>& progress)
       : context_(context), model_(model), progress_(progress), tensors_(model.files().size()) {
     for (const TensorInfo& tensor : model.tensors()) tensors_[tensor.file].push_back(&tensor);
@@ -262,7 +262,7 @@ class Checking {
     return call_back("progress of check_model", progress_, done_bytes, all_bytes_);
   }
 
-  Context& context_;
+  const Context context_;
   const Model& model_;
   const std::function<bool(std::uint64_t done, std::uint64_t all)>& progress_;
   std::vector<Tensors> tensors_;    // by file
@@ -287,7 +287,8 @@ std::string_view verdict_name(Verdict verdict) {
 }
 
 Result<std::vector<CheckedFile>> check_model(
-    Context& context, const Model& model, const std::function<bool(std::uint64_t done, std::uint64_t all)>& progress) {
+    const Context& context, const Model& model,
+    const std::function<bool(std::uint64_t done, std::uint64_t all)>& progress) {
   return or_out_of_memory([&] { return Checking(context, model, progress).run(); });
 }
 

@@ -8,7 +8,7 @@
 
 namespace penstock::models {
 
-FileStores::FileStores(Context& context, const Model& model, const WantedFiles& wanted) : context_(context) {
+FileStores::FileStores(const Context& context, const Model& model, const WantedFiles& wanted) : context_(context) {
   // Buffered and direct; for GPU memory another engine may open a file again.
   const std::size_t descriptors_of_file = wanted.to_gpu ? 4 : 2;
   const auto count = static_cast<std::size_t>(std::ranges::count(wanted.files, true));

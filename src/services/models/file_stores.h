@@ -21,7 +21,7 @@ struct WantedFiles {
 
 class FileStores {
  public:
-  FileStores(Context& context, const Model& model, const WantedFiles& wanted);
+  FileStores(const Context& context, const Model& model, const WantedFiles& wanted);
 
   // False: there are more files than may be open at a time.
   bool fit() const { return fit_; }
@@ -33,7 +33,7 @@ class FileStores {
   Result<Store> open_if_unchanged(std::uint32_t file);
 
  private:
-  Context& context_;
+  const Context context_;
   std::vector<ModelFile> files_;  // without their metadata
   std::vector<Store> open_;       // by file, where they fit
   bool fit_ = true;

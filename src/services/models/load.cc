@@ -81,7 +81,8 @@ models::WantedFiles wanted_files(const Model& model, std::span<const TensorPart>
 // the background.
 class LoadingBuilder {
  public:
-  LoadingBuilder(Context& context, const Model& model, std::span<const TensorPart> parts, const LoadOptions& options)
+  LoadingBuilder(const Context& context, const Model& model, std::span<const TensorPart> parts,
+                 const LoadOptions& options)
       : context_(context),
         model_(model),
         options_(options),
@@ -244,7 +245,7 @@ class LoadingBuilder {
     return {};
   }
 
-  Context& context_;
+  const Context context_;
   const Model& model_;
   const LoadOptions& options_;
   const std::shared_ptr<FileStores> stores_;  // shared with the steps in the background
@@ -325,7 +326,7 @@ LoadReport Loading::report() const {
   return report;
 }
 
-Result<Loading> load(Context& context, const Model& model, std::span<const TensorPart> parts,
+Result<Loading> load(const Context& context, const Model& model, std::span<const TensorPart> parts,
                      const LoadOptions& options) {
   return or_out_of_memory([&]() -> Result<Loading> {
     LoadingBuilder builder(context, model, parts, options);

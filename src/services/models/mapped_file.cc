@@ -54,7 +54,7 @@ bool make_resident(const Store& store, const models::FileReader& file) {
 
 }  // namespace
 
-Result<std::optional<MappedFile>> MappedFile::map(Context& context, const ModelFile& file, Which which) {
+Result<std::optional<MappedFile>> MappedFile::map(const Context& context, const ModelFile& file, Which which) {
   return or_out_of_memory([&] { return map_or_throw(context, file, which); });
 }
 
@@ -81,7 +81,7 @@ class MappedFile::Ahead {
   std::atomic<bool> stopped_ = false;
 };
 
-Result<std::optional<MappedFile>> MappedFile::map_or_throw(Context& context, const ModelFile& file, Which which) {
+Result<std::optional<MappedFile>> MappedFile::map_or_throw(const Context& context, const ModelFile& file, Which which) {
   if (file.size_bytes == 0 || !may_map(context)) return std::optional<MappedFile>();
   const Result<Store> store = models::open_store(context, file);
   if (!store) return store.error();
@@ -120,7 +120,7 @@ MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(data_, size_bytes_);
 }
 
-void MappedFile::read_ahead(Context& context, std::span<const Piece> pieces, std::uint64_t most_bytes) const {
+void MappedFile::read_ahead(const Context& context, std::span<const Piece> pieces, std::uint64_t most_bytes) const {
   constexpr std::uint64_t worth_a_thread_bytes = 4 << 20;
   std::vector<Piece> wanted;
   std::uint64_t wanted_bytes = 0, bytes = 0;
@@ -146,7 +146,7 @@ void MappedFile::read_ahead(Context& context, std::span<const Piece> pieces, std
   }
 }
 
-void MappedFile::populate(Context& context, std::span<const Piece> pieces) const {
+void MappedFile::populate(const Context& context, std::span<const Piece> pieces) const {
   const auto begin = std::chrono::steady_clock::now();
   std::uint64_t bytes = 0;
   const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));

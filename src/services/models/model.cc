@@ -54,10 +54,10 @@ std::uint64_t file_bytes_of(const Source& source, const Contents& contents) {
 class ModelBuilder {
  public:
   // Without a Context, names are paths.
-  static Result<Model> open(Context* context, const std::string& name);
-  static Result<Model> open(Context* context, std::span<const std::string> files);
+  static Result<Model> open(const Context* context, const std::string& name);
+  static Result<Model> open(const Context* context, std::span<const std::string> files);
 
-  Status add_file(Context* context, const std::string& name) {
+  Status add_file(const Context* context, const std::string& name) {
     const Result<Source> source = Source::open(context, name);
     if (!source) return source.error();
     const Result<std::string> first_bytes =
@@ -204,15 +204,15 @@ Result<Model> Model::open(std::span<const std::string> files) {
   return or_out_of_memory([&] { return ModelBuilder::open(nullptr, files); });
 }
 
-Result<Model> Model::open(Context& context, const std::string& name) {
+Result<Model> Model::open(const Context& context, const std::string& name) {
   return or_out_of_memory([&] { return ModelBuilder::open(&context, name); });
 }
 
-Result<Model> Model::open(Context& context, std::span<const std::string> files) {
+Result<Model> Model::open(const Context& context, std::span<const std::string> files) {
   return or_out_of_memory([&] { return ModelBuilder::open(&context, files); });
 }
 
-Result<Model> ModelBuilder::open(Context* context, const std::string& name) {
+Result<Model> ModelBuilder::open(const Context* context, const std::string& name) {
   const Result<models::Resolved> resolved = models::resolve(context, name);
   if (!resolved) return resolved.error();
   ModelBuilder builder;
@@ -233,7 +233,7 @@ Result<Model> ModelBuilder::open(Context* context, const std::string& name) {
   return builder.build();
 }
 
-Result<Model> ModelBuilder::open(Context* context, std::span<const std::string> files) {
+Result<Model> ModelBuilder::open(const Context* context, std::span<const std::string> files) {
   if (files.empty()) return Error{Code::invalid_argument, 0, "the model has no files", "name at least one"};
   ModelBuilder builder;
   for (const std::string& file : files) {

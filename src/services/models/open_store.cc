@@ -6,7 +6,7 @@
 
 namespace penstock::models {
 
-Result<Store> open_store(Context& context, const ModelFile& file) {
+Result<Store> open_store(const Context& context, const ModelFile& file) {
   const int descriptor = file.kept_open ? file.kept_open->descriptor() : -1;
   // A path is absolute, so it is one whatever it looks like.
   Result<Store> store = context.open(file.path, {.descriptor = descriptor});
@@ -21,7 +21,7 @@ Error changed(const ModelFile& file) {
               : "open the model again; with more descriptors (ulimit -n) files that are replaced stay open"};
 }
 
-Result<Store> open_to_replace(Context& context, const std::string& name, const ReplacedSize& size, int folder) {
+Result<Store> open_to_replace(const Context& context, const std::string& name, const ReplacedSize& size, int folder) {
   const OpenOptions options{.access = Access::replace,
                             .size_bytes = size.size_bytes,
                             .reserve_from = size.reserve_from,

@@ -43,7 +43,7 @@ constexpr std::uint64_t copy_window_bytes = 4 << 20;
 // The tensors of one file of a model.
 class FileSource : public TensorSource {
  public:
-  static Result<FileSource> open(Context& context, const Model& model, std::uint32_t file) {
+  static Result<FileSource> open(const Context& context, const Model& model, std::uint32_t file) {
     FileSource source(context, model);
     std::vector<std::uint32_t> all;
     for (std::uint32_t i = 0; i < model.tensors().size(); ++i) {
@@ -82,9 +82,9 @@ class FileSource : public TensorSource {
   }
 
  private:
-  FileSource(Context& context, const Model&) : context_(context) {}
+  FileSource(const Context& context, const Model&) : context_(context) {}
 
-  Context& context_;
+  const Context context_;
   Store store_;
   std::vector<models::TensorPlace> places_;
   std::vector<TensorToSave> tensors_;
@@ -132,7 +132,7 @@ Result<Known> known_of(const Model& model, std::uint32_t number) {
 // Packs or unpacks the files of a model, one after the other.
 class Packing {
  public:
-  Packing(Context& context, const PackOptions& options, bool pack)
+  Packing(const Context& context, const PackOptions& options, bool pack)
       : context_(context), options_(options), pack_(pack) {}
 
   Result<PackReport> run(const std::string& name, const std::string& folder) {
@@ -296,7 +296,7 @@ class Packing {
     return files;
   }
 
-  Context& context_;
+  const Context context_;
   const PackOptions& options_;
   const bool pack_;
   PackReport report_;
@@ -308,7 +308,7 @@ class Packing {
 };
 
 // How fast a part of a model comes to host memory, as it is now: cached, or from its disk.
-Result<double> read_speed(Context& context, const Model& model) {
+Result<double> read_speed(const Context& context, const Model& model) {
   constexpr std::uint64_t most_bytes = 256 << 20;
   std::uint64_t bytes = 0;
   std::vector<std::uint32_t> some;
@@ -354,7 +354,7 @@ double unpack_speed() {
   return static_cast<double>(rounds * values.size()) / std::max(1e-9, seconds_between(begun, Clock::now()));
 }
 
-Result<PackEstimate> estimate(Context& context, const Model& model) {
+Result<PackEstimate> estimate(const Context& context, const Model& model) {
   PackEstimate result{.bytes = model.size_bytes(), .tensors = static_cast<std::uint32_t>(model.tensors().size())};
   for (std::uint32_t file = 0; file < model.files().size(); ++file) {
     Result<FileSource> source = FileSource::open(context, model, file);
@@ -392,17 +392,17 @@ std::uint64_t PackReport::stored_bytes() const {
                          [](std::uint64_t sum, const File& file) { return sum + file.stored_bytes; });
 }
 
-Result<PackReport> pack_model(Context& context, const std::string& model, const std::string& folder,
+Result<PackReport> pack_model(const Context& context, const std::string& model, const std::string& folder,
                               const PackOptions& options) {
   return or_out_of_memory([&] { return Packing(context, options, true).run(model, folder); });
 }
 
-Result<PackReport> unpack_model(Context& context, const std::string& model, const std::string& folder,
+Result<PackReport> unpack_model(const Context& context, const std::string& model, const std::string& folder,
                                 const PackOptions& options) {
   return or_out_of_memory([&] { return Packing(context, options, false).run(model, folder); });
 }
 
-Result<PackEstimate> estimate_packing(Context& context, const Model& model) {
+Result<PackEstimate> estimate_packing(const Context& context, const Model& model) {
   return or_out_of_memory([&] { return estimate(context, model); });
 }
 

@@ -37,7 +37,7 @@ Result<Reading> begin_reading(const Model& model, std::uint32_t tensor) {
 
 }  // namespace
 
-Status PackedIndexes::read(Context& context, const Model& model, FileStores& stores,
+Status PackedIndexes::read(const Context& context, const Model& model, FileStores& stores,
                            std::span<const std::uint32_t> tensors, const RequestOptions& options) {
   PackedIndexes* const indexes = model.packed_.get();
   if (indexes == nullptr) return {};

@@ -22,8 +22,8 @@ class PackedIndexes {
   explicit PackedIndexes(std::size_t tensors) : tensors_(tensors) {}
 
   // Reads those that are not known yet, in one request for as many files as may be open at a time.
-  static Status read(Context& context, const Model& model, FileStores& stores, std::span<const std::uint32_t> tensors,
-                     const RequestOptions& options);
+  static Status read(const Context& context, const Model& model, FileStores& stores,
+                     std::span<const std::uint32_t> tensors, const RequestOptions& options);
   // REQUIRES: its index was read, if it is packed.
   static TensorPlace place_of(const Model& model, std::uint32_t tensor);
 

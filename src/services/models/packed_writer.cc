@@ -86,7 +86,7 @@ Status wait_for(OwnTicket& ticket, const Ask& ask, Report* total = nullptr) {
 // Writes to a file, one stretch after the other, from two Buffers in turn.
 class FileOutput {
  public:
-  FileOutput(Context& context, const Store& store, std::uint64_t begin)
+  FileOutput(const Context& context, const Store& store, std::uint64_t begin)
       : context_(context), store_(store), end_(begin) {}
 
   std::uint64_t end() const { return end_; }
@@ -153,7 +153,7 @@ class FileOutput {
  private:
   std::byte* at(std::uint64_t offset) { return buffers_[turn_].data() + (offset - begin_); }
 
-  Context& context_;
+  const Context context_;
   const Store& store_;
   std::uint64_t begin_ = 0;  // of the stretch
   std::uint64_t end_;
@@ -206,8 +206,8 @@ void encode_and_compare(packed::Kind kind, ChunkJob& job) {
 // next try takes it as it is.
 class Attempt {
  public:
-  Attempt(Context& context, std::span<const TensorToSave> tensors, TensorSource& source, const WriterOptions& options,
-          std::vector<bool> packed)
+  Attempt(const Context& context, std::span<const TensorToSave> tensors, TensorSource& source,
+          const WriterOptions& options, std::vector<bool> packed)
       : context_(context),
         tensors_(tensors),
         source_(source),
@@ -478,7 +478,7 @@ class Attempt {
 
   Status ask() const { return options_.progress ? options_.progress(done_bytes_) : Status(); }
 
-  Context& context_;
+  const Context context_;
   const std::span<const TensorToSave> tensors_;
   TensorSource& source_;
   const WriterOptions& options_;
@@ -496,7 +496,7 @@ class Attempt {
 
 }  // namespace
 
-Result<std::optional<SampledSize>> sample_size(Context& context, TensorSource& source, std::uint32_t number,
+Result<std::optional<SampledSize>> sample_size(const Context& context, TensorSource& source, std::uint32_t number,
                                                const TensorToSave& tensor) {
   const std::optional<packed::Kind> kind = packed_kind_of(tensor);
   if (!kind || tensor.memory.size_bytes == 0) return std::optional<SampledSize>();
@@ -533,7 +533,7 @@ Result<std::optional<SampledSize>> sample_size(Context& context, TensorSource& s
        .is_exact = taken == chunks});
 }
 
-Result<WrittenFile> write_packed(Context& context, const std::string& path, std::span<const TensorToSave> tensors,
+Result<WrittenFile> write_packed(const Context& context, const std::string& path, std::span<const TensorToSave> tensors,
                                  TensorSource& source, const WriterOptions& options) {
   std::vector<bool> packed(tensors.size());
   for (std::uint32_t i = 0; options.pack && i < tensors.size(); ++i) {

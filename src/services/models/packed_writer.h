@@ -47,7 +47,7 @@ struct SampledSize {
   }
 };
 // Nothing if no codec packs its type.
-Result<std::optional<SampledSize>> sample_size(Context& context, TensorSource& source, std::uint32_t number,
+Result<std::optional<SampledSize>> sample_size(const Context& context, TensorSource& source, std::uint32_t number,
                                                const TensorToSave& tensor);
 
 struct WriterOptions {
@@ -70,7 +70,7 @@ struct WrittenFile {
   Report report;  // of what was written
 };
 // Replaces the file, or leaves the old one. Of the memory of tensors only the size is used.
-Result<WrittenFile> write_packed(Context& context, const std::string& path, std::span<const TensorToSave> tensors,
+Result<WrittenFile> write_packed(const Context& context, const std::string& path, std::span<const TensorToSave> tensors,
                                  TensorSource& source, const WriterOptions& options);
 
 }  // namespace penstock::models

@@ -118,7 +118,7 @@ Result<std::string> read_text(const Source& source) {
   return in_file(source.name(), broken("it has more than " + std::to_string(header_limit_bytes) + " bytes"));
 }
 
-Result<Index> read_index(Context* context, const std::string& name) {
+Result<Index> read_index(const Context* context, const std::string& name) {
   const Result<Source> source = Source::open(context, name);
   if (!source) return source.error();
   const Result<std::string> text = read_text(*source);
@@ -128,7 +128,7 @@ Result<Index> read_index(Context* context, const std::string& name) {
   return index;
 }
 
-Result<Resolved> resolve_index(Context* context, const std::string& path) {
+Result<Resolved> resolve_index(const Context* context, const std::string& path) {
   Result<Index> index = read_index(context, path);
   if (!index) return std::move(index).error();
   Resolved resolved{.files = {}, .index_path = path, .index = std::move(*index)};
@@ -246,7 +246,7 @@ Result<Resolved> resolve_gguf_parts(const std::string& directory, const std::vec
                .hint = "download the rest of the model"};
 }
 
-Result<Resolved> resolve_directory(Context* context, const std::string& directory) {
+Result<Resolved> resolve_directory(const Context* context, const std::string& directory) {
   const Result<std::vector<std::string>> names = names_in(directory);
   if (!names) return names.error();
   const std::vector<std::string> indices = ending_in(*names, index_ending);
@@ -290,7 +290,7 @@ Result<Resolved> resolve_finished(const fs::path& folder, const Resolve& resolve
   return resolved;
 }
 
-Result<Resolved> resolve_path(Context* context, const std::string& path) {
+Result<Resolved> resolve_path(const Context* context, const std::string& path) {
   std::error_code failed;
   const fs::file_status status = fs::status(path, failed);
   if (!fs::exists(status)) {
@@ -318,7 +318,7 @@ bool looks_like_uri(std::string_view name) {
 }
 
 // What looks like a URI is a path all the same where nothing serves the scheme, which the Context knows.
-Result<bool> is_path(Context* context, const std::string& name) {
+Result<bool> is_path(const Context* context, const std::string& name) {
   if (context == nullptr || !looks_like_uri(name)) return true;
   const Result<Store> store = context->open(name);
   if (store) return store->info().mappable && store->info().name == name;
@@ -327,7 +327,7 @@ Result<bool> is_path(Context* context, const std::string& name) {
   return store.error();
 }
 
-Result<Resolved> resolve_uri(Context& context, const std::string& uri) {
+Result<Resolved> resolve_uri(const Context& context, const std::string& uri) {
   if (const auto parts = gguf_parts(uri.substr(uri.rfind('/') + 1)); !parts.empty()) {
     Resolved resolved;
     for (const std::string& part : parts) resolved.files.push_back(beside(uri, part));
@@ -355,7 +355,7 @@ std::string beside(std::string_view uri, std::string_view file) {
   return name;
 }
 
-Result<Resolved> resolve(Context* context, const std::string& name) {
+Result<Resolved> resolve(const Context* context, const std::string& name) {
   if (context != nullptr && looks_like_uri(name)) {
     const Result<std::string> path = context->path_of(name);
     std::error_code failed;

@@ -36,7 +36,7 @@ struct Resolved {
 };
 // A path, or any other name that the Context opens; without a Context, a path. Only directories of paths are listed,
 // and of names that stand for a path (Context::redirect).
-Result<Resolved> resolve(Context* context, const std::string& name);
+Result<Resolved> resolve(const Context* context, const std::string& name);
 
 // The name of a file in the folder of another, by the scheme of that. Pure.
 std::string beside(std::string_view uri, std::string_view file);

@@ -24,7 +24,7 @@ std::uint64_t segment_bytes(const RowJob& job, std::uint64_t rows) {
 }
 
 // Only copies to a GPU gain from pinned memory; where the budget has none left, any will do.
-Result<WindowRing> make_ring(Context& context, std::uint64_t size_bytes, bool to_gpu) {
+Result<WindowRing> make_ring(const Context& context, std::uint64_t size_bytes, bool to_gpu) {
   if (to_gpu) {
     Result<WindowRing> pinned = WindowRing::create(context, {.size_bytes = size_bytes, .domain = Domain::pinned()});
     if (pinned) return pinned;
@@ -55,7 +55,7 @@ std::vector<Segment> fill_window(std::span<const RowJob> jobs, const WindowRoom&
   return segments;
 }
 
-Result<std::unique_ptr<RowReader>> RowReader::create(Context& context, std::shared_ptr<FileStores> stores,
+Result<std::unique_ptr<RowReader>> RowReader::create(const Context& context, std::shared_ptr<FileStores> stores,
                                                      std::vector<RowJob> jobs) {
   std::uint64_t all = 0, least = 0;
   bool to_gpu = false;

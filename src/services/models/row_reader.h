@@ -51,7 +51,7 @@ class RowReader : public Background::Step {
  public:
   // Takes the memory that it needs, and does nothing yet. `jobs`: in the order of files and offsets. `stores` is shared
   // with other steps.
-  static Result<std::unique_ptr<RowReader>> create(Context& context, std::shared_ptr<FileStores> stores,
+  static Result<std::unique_ptr<RowReader>> create(const Context& context, std::shared_ptr<FileStores> stores,
                                                    std::vector<RowJob> jobs);
 
   Status run(Background& background) override;

@@ -31,7 +31,7 @@ constexpr std::uint64_t gathered_bytes = 512 << 10;
 class Copying {
  public:
   // `gathered`: for short pieces. A Buffer, which outlives a request that is abandoned.
-  Copying(Context& context, const Store& store, Buffer gathered)
+  Copying(const Context& context, const Store& store, Buffer gathered)
       : context_(context), store_(store), gathered_(std::move(gathered)) {}
 
   Status add(const Region& memory) {
@@ -62,7 +62,7 @@ class Copying {
     return {};
   }
 
-  Context& context_;
+  const Context context_;
   const Store& store_;
   Buffer gathered_;
   std::uint64_t gathered_now_ = 0;
@@ -73,7 +73,7 @@ class Copying {
 // Saves one file.
 class Saving {
  public:
-  Saving(Context& context, std::span<const TensorToSave> tensors, const SaveOptions& options)
+  Saving(const Context& context, std::span<const TensorToSave> tensors, const SaveOptions& options)
       : context_(context), tensors_(tensors), options_(options) {
     for (const TensorToSave& tensor : tensors) data_bytes_ += tensor.memory.size_bytes;
     sums_.resize(tensors.size(), std::string(Checksum().hex().size(), '0'));
@@ -240,7 +240,7 @@ class Saving {
 
   static Error cancelled() { return {Code::cancelled, 0, "saving was cancelled", "the old file is still there"}; }
 
-  Context& context_;
+  const Context context_;
   const std::span<const TensorToSave> tensors_;
   const SaveOptions& options_;
   std::vector<std::uint32_t> order_;  // in the file
@@ -267,7 +267,7 @@ class MemorySource : public models::TensorSource {
   const std::span<const TensorToSave> tensors_;
 };
 
-Result<Report> save_packed(Context& context, const std::string& path, std::span<const TensorToSave> tensors,
+Result<Report> save_packed(const Context& context, const std::string& path, std::span<const TensorToSave> tensors,
                            const SaveOptions& options) {
   std::uint64_t all_bytes = 0;
   for (const TensorToSave& tensor : tensors) all_bytes += tensor.memory.size_bytes;
@@ -297,7 +297,7 @@ Result<Report> save_packed(Context& context, const std::string& path, std::span<
 
 }  // namespace
 
-Result<Report> save_safetensors(Context& context, const std::string& path, std::span<const TensorToSave> tensors,
+Result<Report> save_safetensors(const Context& context, const std::string& path, std::span<const TensorToSave> tensors,
                                 const SaveOptions& options) {
   if (options.packed) return or_out_of_memory([&] { return save_packed(context, path, tensors, options); });
   return or_out_of_memory([&] { return Saving(context, tensors, options).save(path); });

@@ -17,7 +17,7 @@ Result<Source> Source::open_file(const std::string& path) {
   return Source(std::move(*file), absolute.string());
 }
 
-Result<Source> Source::open(Context* context, const std::string& name) {
+Result<Source> Source::open(const Context* context, const std::string& name) {
   if (context == nullptr) return open_file(name);
   Result<Store> store = context->open(name);
   if (!store) return std::move(store).error();
@@ -41,7 +41,7 @@ Status Source::read(std::uint64_t offset, std::span<char> bytes) const {
   if (file_) return file_->read(offset, bytes);
   if (bytes.empty()) return {};
   const Region memory = Region::host(reinterpret_cast<std::byte*>(bytes.data()), bytes.size());
-  const Report report = context_->read(store_, offset, memory);
+  const Report report = context_.read(store_, offset, memory);
   return report.ok() ? Status() : Status(*report.error);
 }
 

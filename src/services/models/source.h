@@ -18,7 +18,7 @@ class Source {
  public:
   // Any name that the Context opens. The store is asked what it is: a file that can be mapped is read, and kept open,
   // by a descriptor. Without a Context the name is a path, whatever it looks like.
-  static Result<Source> open(Context* context, const std::string& name);
+  static Result<Source> open(const Context* context, const std::string& name);
 
   // By which a Context opens it again: a path that is absolute, or else a URI.
   const std::string& name() const { return name_; }
@@ -36,13 +36,13 @@ class Source {
  private:
   Source(FileReader file, std::string path);
   static Result<Source> open_file(const std::string& path);
-  Source(Context& context, Store store, std::string name)
-      : name_(std::move(name)), context_(&context), store_(std::move(store)) {}
+  Source(const Context& context, Store store, std::string name)
+      : name_(std::move(name)), context_(context), store_(std::move(store)) {}
 
   std::string name_;
   std::shared_ptr<const FileReader> file_;  // shared with the Model, and with copies of it
-  Context* context_ = nullptr;
-  Store store_;  // where there is no file
+  Context context_;                         // empty where there is a file
+  Store store_;                             // likewise
 };
 
 }  // namespace penstock::models

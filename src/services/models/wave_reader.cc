@@ -6,7 +6,7 @@
 
 namespace penstock::models {
 
-Result<std::unique_ptr<WaveReader>> WaveReader::create(Context& context, std::shared_ptr<FileStores> stores,
+Result<std::unique_ptr<WaveReader>> WaveReader::create(const Context& context, std::shared_ptr<FileStores> stores,
                                                        std::vector<FilePiece> pieces) {
   Result<WindowRing> ring = WindowRing::create(context, {});
   if (!ring) return std::move(ring).error();

@@ -17,7 +17,7 @@ namespace penstock::models {
 class WaveReader : public Background::Step {
  public:
   // `pieces`: in the order of files. `stores` is shared with other steps.
-  static Result<std::unique_ptr<WaveReader>> create(Context& context, std::shared_ptr<FileStores> stores,
+  static Result<std::unique_ptr<WaveReader>> create(const Context& context, std::shared_ptr<FileStores> stores,
                                                     std::vector<FilePiece> pieces);
 
   Status run(Background& background) override;

@@ -54,7 +54,7 @@ Cache::Shape Cache::shape_for(const TableInfo& table, std::uint64_t most_bytes) 
   return shape;
 }
 
-Result<Cache> Cache::make(Context& context, Domain gpu, const Shape& shape) {
+Result<Cache> Cache::make(const Context& context, Domain gpu, const Shape& shape) {
   auto memory = context.allocate(gpu, shape.bytes());
   if (!memory) return std::move(memory).error();
   if (Status status = clear(memory->region().part(0, heads_bytes(shape.sets))); !status) {

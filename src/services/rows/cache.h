@@ -26,7 +26,7 @@ class Cache {
   static Shape shape_for(const TableInfo& table, std::uint64_t most_bytes);
 
   // Empty. Waits until the GPU has written that.
-  static Result<Cache> make(Context& context, Domain gpu, const Shape& shape);
+  static Result<Cache> make(const Context& context, Domain gpu, const Shape& shape);
 
   const Shape& shape() const { return shape_; }
   void describe(cuda::RowsEntry& entry) const;

@@ -25,7 +25,7 @@ TEST(ColdRows, counts_different_rows_nearly_and_never_too_many) {
 // Rows of 16 bytes, of which those with one number between them are joined.
 class ColdPlans : public testing::Test {
  protected:
-  static Table make_table(Context& context) {
+  static Table make_table(const Context& context) {
     const Recipe recipe{"made", 16'000, [](std::uint64_t, std::span<std::byte>) { return Status(); }};
     auto shard = std::make_shared<const Shard>(context.open(recipe).value(), Place{0, 16, 1000, false});
     TableInfo info;

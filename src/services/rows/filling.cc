@@ -136,7 +136,7 @@ Status Filling::fill_here(const Fill& fill, const Positions& rows, std::span<con
 Status Filling::fill(std::unique_ptr<const Fill> fill, const Positions& rows, std::span<const Positions> runs,
                      std::shared_ptr<const void> held, std::size_t bridged) {
   const std::uint64_t row_bytes = errand_.row_bytes();
-  Context& context = errand_.table.context();
+  const Context& context = errand_.table.context();
   if (is_filled_here(runs)) return fill_here(*fill, rows, runs, bridged);
   auto store = context.open(
       Recipe{.name = "rows of " + errand_.table.layout()->name,

@@ -15,7 +15,7 @@ Error in_store(const std::string& name, Error error) {
   return error;
 }
 
-Result<std::shared_ptr<const Table>> make_table(Context& context, TableInfo info, Store store, const Place& place,
+Result<std::shared_ptr<const Table>> make_table(const Context& context, TableInfo info, Store store, const Place& place,
                                                 const RowsOptions& options) {
   auto shard = Shard::open(context, std::move(store), place, info.row_bytes, options);
   if (!shard) return std::move(shard).error();
@@ -28,7 +28,7 @@ Result<Store> without_writers(Result<Store> store) {
   return store;
 }
 
-Result<std::string> read_text(Context& context, const Store& store, std::uint64_t size_bytes) {
+Result<std::string> read_text(const Context& context, const Store& store, std::uint64_t size_bytes) {
   std::string text(size_bytes, '\0');
   const Report report = context.read(store, 0, Region::host(text.data(), text.size()));
   if (!report.ok()) return *report.error;
@@ -66,8 +66,8 @@ Result<std::uint64_t> row_bytes_of(TensorInfo tensor) {
 
 }  // namespace
 
-Result<std::shared_ptr<const Table>> open_tensor(Context& context, const std::string& name, std::string_view tensor,
-                                                 const RowsOptions& options) {
+Result<std::shared_ptr<const Table>> open_tensor(const Context& context, const std::string& name,
+                                                 std::string_view tensor, const RowsOptions& options) {
   const auto model = Model::open(context, name);
   if (!model) return model.error();
   const auto found = model->find(tensor);
@@ -90,7 +90,8 @@ Result<std::shared_ptr<const Table>> open_tensor(Context& context, const std::st
   return make_table(context, std::move(info), std::move(*store), {about.offset, *row_bytes, about.shape[0]}, options);
 }
 
-Result<std::shared_ptr<const Table>> open_npy(Context& context, const std::string& name, const RowsOptions& options) {
+Result<std::shared_ptr<const Table>> open_npy(const Context& context, const std::string& name,
+                                              const RowsOptions& options) {
   auto store = without_writers(context.open(name));
   if (!store) return std::move(store).error();
   const std::uint64_t size_bytes = store->info().size_bytes;
@@ -119,7 +120,7 @@ Result<std::shared_ptr<const Table>> open_npy(Context& context, const std::strin
   return make_table(context, std::move(info), std::move(*store), place, options);
 }
 
-Result<std::shared_ptr<const Table>> open_raw(Context& context, const std::string& name, const RawRows& raw,
+Result<std::shared_ptr<const Table>> open_raw(const Context& context, const std::string& name, const RawRows& raw,
                                               const RowsOptions& options) {
   const std::uint64_t stride = raw.stride_bytes == 0 ? raw.row_bytes : raw.stride_bytes;
   if (raw.row_bytes == 0 || stride < raw.row_bytes) {

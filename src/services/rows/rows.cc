@@ -49,7 +49,7 @@ Result<std::shared_ptr<const rows::Table>> join_tables(std::span<const std::shar
                        std::to_string(other.row_bytes) + " in " + table->layout()->name,
                    "join tables whose rows have one size"};
     }
-    if (&table->context() != &first.context()) {
+    if (table->context() != first.context()) {
       return Error{Code::invalid_argument, 0, "tables of two Contexts can't be joined", "open them by one"};
     }
     if (other.dtype != info.dtype) info.dtype.clear();
@@ -70,7 +70,7 @@ Rows& Rows::operator=(const Rows&) = default;
 Rows& Rows::operator=(Rows&&) noexcept = default;
 Rows::~Rows() = default;
 
-Result<Rows> Rows::open_tensor(Context& context, const std::string& name, std::string_view tensor,
+Result<Rows> Rows::open_tensor(const Context& context, const std::string& name, std::string_view tensor,
                                const RowsOptions& options) {
   return or_out_of_memory([&]() -> Result<Rows> {
     auto table = rows::open_tensor(context, name, tensor, options);
@@ -79,7 +79,7 @@ Result<Rows> Rows::open_tensor(Context& context, const std::string& name, std::s
   });
 }
 
-Result<Rows> Rows::open_npy(Context& context, const std::string& name, const RowsOptions& options) {
+Result<Rows> Rows::open_npy(const Context& context, const std::string& name, const RowsOptions& options) {
   return or_out_of_memory([&]() -> Result<Rows> {
     auto table = rows::open_npy(context, name, options);
     if (!table) return std::move(table).error();
@@ -87,7 +87,8 @@ Result<Rows> Rows::open_npy(Context& context, const std::string& name, const Row
   });
 }
 
-Result<Rows> Rows::open_raw(Context& context, const std::string& name, const RawRows& raw, const RowsOptions& options) {
+Result<Rows> Rows::open_raw(const Context& context, const std::string& name, const RawRows& raw,
+                            const RowsOptions& options) {
   return or_out_of_memory([&]() -> Result<Rows> {
     auto table = rows::open_raw(context, name, raw, options);
     if (!table) return std::move(table).error();

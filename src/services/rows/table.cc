@@ -72,7 +72,8 @@ std::size_t Layout::part_of(std::uint64_t row) const {
   return static_cast<std::size_t>(next - parts.begin()) - 1;
 }
 
-Table::Table(Context& context, TableInfo info, std::vector<std::shared_ptr<const Shard>> shards, RowsOptions options)
+Table::Table(const Context& context, TableInfo info, std::vector<std::shared_ptr<const Shard>> shards,
+             RowsOptions options)
     : context_(context), info_(std::move(info)), options_(options), shards_(std::move(shards)) {
   auto layout = std::make_shared<Layout>();
   layout->row_bytes = info_.row_bytes;

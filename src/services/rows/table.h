@@ -71,9 +71,9 @@ struct Layout {
 
 class Table {
  public:
-  Table(Context& context, TableInfo info, std::vector<std::shared_ptr<const Shard>> shards, RowsOptions options);
+  Table(const Context& context, TableInfo info, std::vector<std::shared_ptr<const Shard>> shards, RowsOptions options);
 
-  Context& context() const { return context_; }
+  const Context& context() const { return context_; }
   const TableInfo& info() const { return info_; }
   const RowsOptions& options() const { return options_; }
   const std::vector<std::shared_ptr<const Shard>>& shards() const { return shards_; }
@@ -90,7 +90,7 @@ class Table {
   void give_scratch(Buffer scratch) const;
 
  private:
-  Context& context_;
+  const Context context_;
   TableInfo info_;
   RowsOptions options_;
   std::vector<std::shared_ptr<const Shard>> shards_;  // shared with tables that were joined
@@ -102,10 +102,11 @@ class Table {
   mutable std::uint64_t idle_scratch_bytes_ = 0;
 };
 
-Result<std::shared_ptr<const Table>> open_tensor(Context& context, const std::string& name, std::string_view tensor,
-                                                 const RowsOptions& options);
-Result<std::shared_ptr<const Table>> open_npy(Context& context, const std::string& name, const RowsOptions& options);
-Result<std::shared_ptr<const Table>> open_raw(Context& context, const std::string& name, const RawRows& raw,
+Result<std::shared_ptr<const Table>> open_tensor(const Context& context, const std::string& name,
+                                                 std::string_view tensor, const RowsOptions& options);
+Result<std::shared_ptr<const Table>> open_npy(const Context& context, const std::string& name,
+                                              const RowsOptions& options);
+Result<std::shared_ptr<const Table>> open_raw(const Context& context, const std::string& name, const RawRows& raw,
                                               const RowsOptions& options);
 
 }  // namespace penstock::rows

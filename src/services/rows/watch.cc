@@ -53,7 +53,7 @@ void Watch::wait(Ticket& ticket) {
   }
 }
 
-Report Watch::transfer(Context& context, Direction direction, std::span<const Range> ranges,
+Report Watch::transfer(const Context& context, Direction direction, std::span<const Range> ranges,
                        const RequestOptions& options) {
   if (!keep_going_ || is_short(ranges)) {
     return context.transfer(direction, ranges, options);

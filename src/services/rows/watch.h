@@ -29,7 +29,8 @@ class Watch {
   // Until the request has ended. REQUIRES: check_may_wait is ok. The request is cancelled if it is not to go on.
   void wait(Ticket& ticket);
   // As Context::transfer. REQUIRES: check_may_wait is ok.
-  Report transfer(Context& context, Direction direction, std::span<const Range> ranges, const RequestOptions& options);
+  Report transfer(const Context& context, Direction direction, std::span<const Range> ranges,
+                  const RequestOptions& options);
 
  private:
   const std::function<bool()>& keep_going_;

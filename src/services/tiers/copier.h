@@ -36,7 +36,7 @@ class Copier {
   using Checkpoint = std::function<Status(std::uint64_t done_bytes)>;
   using Progress = std::function<void(std::uint64_t bytes)>;  // by so many more
 
-  Copier(Context& context, Pace& pace) : context_(context), pace_(pace) {}
+  Copier(const Context& context, Pace& pace) : context_(context), pace_(pace) {}
 
   // All of them; only a single file has checkpoints. A small file that fails says so in its `status`, and the others
   // go on; whatever else fails, or is stopped, ends the call.
@@ -57,7 +57,7 @@ class Copier {
   Status sum(std::span<FileCopy* const> files, End end, const Progress& progress, const Found& found);
   Status make_buffers();
 
-  Context& context_;
+  const Context context_;
   Pace& pace_;
   std::vector<Buffer> buffers_;  // of one size, by the memory there is
   std::optional<DirectReads> reads_;

@@ -47,7 +47,7 @@ std::string checksum_of(const Tree& tree, std::span<const FileCopy> files) {
   return sum.hex();
 }
 
-Result<std::unique_ptr<Mover>> Mover::create(Catalog& catalog, Context& copying, Closer& closer,
+Result<std::unique_ptr<Mover>> Mover::create(Catalog& catalog, const Context& copying, Closer& closer,
                                              const MoveOptions& options) {
   auto locks = UnitLocks::open(catalog.path());
   if (!locks) return std::move(locks).error();
@@ -56,7 +56,7 @@ Result<std::unique_ptr<Mover>> Mover::create(Catalog& catalog, Context& copying,
   return std::unique_ptr<Mover>(new Mover(catalog, copying, closer, options, std::move(*locks), std::move(*tiers)));
 }
 
-Mover::Mover(Catalog& catalog, Context& copying, Closer& closer, const MoveOptions& options, UnitLocks locks,
+Mover::Mover(Catalog& catalog, const Context& copying, Closer& closer, const MoveOptions& options, UnitLocks locks,
              std::vector<TierRow> tiers)
     : catalog_(catalog),
       context_(copying),

@@ -37,7 +37,7 @@ struct Task {
 
 class Mover {
  public:
-  static Result<std::unique_ptr<Mover>> create(Catalog& catalog, Context& copying, Closer& closer,
+  static Result<std::unique_ptr<Mover>> create(Catalog& catalog, const Context& copying, Closer& closer,
                                                const MoveOptions& options);
 
   // Small units share transactions, and a thread helps with them. What fails stays where it is.
@@ -65,7 +65,7 @@ class Mover {
   struct Work;
   using Batch = std::vector<std::unique_ptr<Work>>;
 
-  Mover(Catalog& catalog, Context& copying, Closer& closer, const MoveOptions& options, UnitLocks locks,
+  Mover(Catalog& catalog, const Context& copying, Closer& closer, const MoveOptions& options, UnitLocks locks,
         std::vector<TierRow> tiers);
   const TierRow* tier(std::int64_t id) const;
   // The folder of a tier, opened anew if its marker has not been checked for a second. Those that were opened before
@@ -124,7 +124,7 @@ class Mover {
   void take_name_back(const MoveRow& row, const PathBeneath& target);
 
   Catalog& catalog_;
-  Context& context_;
+  const Context context_;
   Closer& closer_;
   const MoveOptions options_;
   UnitLocks locks_;

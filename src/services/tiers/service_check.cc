@@ -401,7 +401,7 @@ Status Service::probe(std::string_view name) {
   constexpr std::uint64_t bytes = 64 << 20;
   const auto mover = this->mover({});  // makes the Context
   if (!mover) return mover.error();
-  Context& context = *context_;
+  const Context& context = *context_;
   auto locks = UnitLocks::open(catalog_->path());
   if (!locks) return locks.error();
   const auto number = locks->lock_new_number();

@@ -391,7 +391,7 @@ Result<Location> Tiers::locate(std::string_view name, const OpenOptions& options
   return with(service_, [&](Service& service) { return service.locate(name, options); });
 }
 
-Status Tiers::serve(Context& context, std::string scheme) {
+Status Tiers::serve(const Context& context, std::string scheme) {
   return with(service_, [&](Service&) {
     return context.redirect(std::move(scheme), [service = service_](std::string_view name, const OpenOptions& options) {
       return or_out_of_memory([&] { return service->locate(name, options); });

@@ -118,7 +118,7 @@ TEST_F(TiersFaults, without_descriptors_the_limit_is_told_and_not_a_lack_of_room
   }
   for (const Error& error : errors) {
     EXPECT_EQ(error.system_error, EMFILE) << error.message;
-    EXPECT_EQ(error.code, Code::io_error) << error.message;
+    EXPECT_EQ(error.code, Code::too_many_files) << error.message;
     EXPECT_TRUE(has(error.hint, "ulimit")) << error.message << "; " << error.hint;
   }
 }

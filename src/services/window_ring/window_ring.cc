@@ -7,7 +7,7 @@
 
 namespace penstock {
 
-Result<WindowRing> WindowRing::create(Context& context, const WindowShape& shape) {
+Result<WindowRing> WindowRing::create(const Context& context, const WindowShape& shape) {
   return or_out_of_memory([&]() -> Result<WindowRing> {
     std::vector<Turn> turns(std::max<std::size_t>(shape.count, 1));
     for (Turn& turn : turns) {

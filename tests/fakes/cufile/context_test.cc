@@ -262,7 +262,7 @@ class Hanging : public StraightToTheGpu {
   static constexpr double moment = 0.25;
   static constexpr double ages = 1e6;
 
-  Report read_all(Context& context) {
+  Report read_all(const Context& context) {
     const Store store = context.open(name_).value();
     const Buffer memory = context.allocate(Domain::cuda(0), 9 * mib).value();
     const Report report = context.read(store, 0, memory.region());
