@@ -11,5 +11,7 @@ namespace penstock {
 // would not tell of it. Only on ext4 and tmpfs: elsewhere that would wait for more, for servers, or until all is on the
 // disk.
 void await_writers(int fd, std::uint64_t size_bytes);
+// The same where the file system is known to be one of these.
+void await_write_lock(int fd, std::uint64_t size_bytes);
 
 }  // namespace penstock

@@ -75,7 +75,7 @@ class ProcFile {
   std::optional<std::string> read_open() const {
     if (fd_ < 0) return std::nullopt;
     std::string text;
-    std::array<char, 4096> part;  // NOLINT(cppcoreguidelines-pro-type-member-init): filled by the kernel
+    std::array<char, 16 << 10> part;  // NOLINT(cppcoreguidelines-pro-type-member-init): filled by the kernel
     while (true) {
       const ssize_t bytes = ::pread(fd_, part.data(), part.size(), static_cast<off_t>(text.size()));
       if (bytes < 0) return std::nullopt;

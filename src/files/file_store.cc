@@ -12,6 +12,7 @@
 #include <limits>
 
 #include "base/clock.h"
+#include "base/file_number.h"
 #include "base/uninterrupted.h"
 #include "base/writers.h"
 #include "files/durability.h"
@@ -47,6 +48,7 @@ FileStore::FileStore(OpenedFile&& file)
       path_(std::move(file.path)),
       number_(file.number),
       buffered_(std::move(file.buffered)),
+      is_nonblocking_(file.is_nonblocking),
       direct_(std::move(file.direct)),
       // Of files of others the kernel tells it only to who may write to them, and asks the server about that.
       asks_cachestat_(!is_remote(info_.locality) || info_.writable || counts_as_owner(buffered_fd())),
@@ -73,30 +75,35 @@ int FileStore::direct_fd() const {
   return direct_.get();
 }
 
+void FileStore::make_blocking_now() const {
+  make_blocking(buffered_fd());
+  is_nonblocking_.store(false, std::memory_order_release);
+}
+
 std::shared_ptr<const void> FileStore::give_descriptors() {
   return std::make_shared<std::pair<UniqueFd, UniqueFd>>(std::move(buffered_), std::move(direct_));
 }
 
 Result<engine::State> FileStore::state() const {
-  auto state = state_of(buffered_fd(), info_.name);
-  if (!state || !checks_path_) return state;
-  struct stat own = {};
+  if (!checks_path_) return state_of(buffered_fd(), info_.name);
   struct stat named = {};
-  if (::fstat(buffered_fd(), &own) != 0) return system_error(errno, "ask about " + info_.name);
   if (::stat(path_.c_str(), &named) != 0) {
     if (errno == ENOENT || errno == ENOTDIR || errno == ESTALE) return changed(info_.name, "was removed or renamed");
     return system_error(errno, "ask about " + info_.name);
   }
+  struct stat own = named;
+  // A local file says the same by its name.
+  const bool is_same = number_ != 0 && !is_remote(info_.locality) && penstock::file_number(named) == number_;
+  if (!is_same && ::fstat(buffered_fd(), &own) != 0) return system_error(errno, "ask about " + info_.name);
   if (named.st_dev != own.st_dev || named.st_ino != own.st_ino) {
     return changed(info_.name, "was replaced by another file");
   }
-  return state;
+  return state_of_file(own);
 }
 
 void FileStore::await_writers() const {
-  if (info_.kind == StoreKind::file && !is_remote(info_.locality)) {
-    penstock::await_writers(buffered_fd(), info_.size_bytes);
-  }
+  if (info_.kind != StoreKind::file || (info_.file_system != "ext4" && info_.file_system != "tmpfs")) return;
+  await_write_lock(buffered_fd(), info_.size_bytes);
 }
 
 std::optional<std::uint64_t> FileStore::resident_bytes(std::uint64_t offset, std::uint64_t length) const {

@@ -24,7 +24,14 @@ class FileStore : public engine::Store, private engine::PageCache, private engin
 
   Result<engine::State> state() const override;
   void await_writers() const override;
-  int descriptor() const override { return buffered_fd(); }
+  int descriptor() const override {
+    make_waiting();
+    return buffered_fd();
+  }
+  // From now on io_uring waits where operations of buffered_fd() have to. Opening leaves that out: it takes a call.
+  void make_waiting() const {
+    if (is_nonblocking_.load(std::memory_order_acquire)) make_blocking_now();
+  }
   engine::PageCache* page_cache() override { return this; }
   engine::Mapping* mapping() override { return this; }
   engine::Writer* writer() override { return info_.writable ? this : nullptr; }
@@ -34,6 +41,7 @@ class FileStore : public engine::Store, private engine::PageCache, private engin
   std::shared_ptr<const void> give_descriptors();
 
  private:
+  void make_blocking_now() const;
   Status sync_new_name();  // REQUIRES: writer_mutex_
   void find_who_tells_residency() const;
   std::uint64_t file_number() const override { return number_; }
@@ -56,6 +64,7 @@ class FileStore : public engine::Store, private engine::PageCache, private engin
   const std::string path_;
   const std::uint64_t number_;
   UniqueFd buffered_;
+  mutable std::atomic<bool> is_nonblocking_;
   mutable Once direct_once_;
   mutable UniqueFd direct_;
   // Found out when the store is opened: who asks about residency later must not wait for a server.

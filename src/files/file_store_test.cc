@@ -135,6 +135,16 @@ TEST_F(AFileStore, changes_its_identity_with_its_content) {
   EXPECT_EQ(store->state()->size_bytes, 12U);
 }
 
+TEST_F(AFileStore, waits_as_soon_as_its_descriptor_is_handed_out) {
+  const auto store = open(folder_.write("a", "hello"));
+  const auto is_nonblocking = [&] { return (::fcntl(store->buffered_fd(), F_GETFL) & O_NONBLOCK) != 0; };
+  EXPECT_EQ(is_nonblocking(), store->info().locality != Locality::network) << "opening leaves it as it is";
+  store->make_waiting();
+  EXPECT_FALSE(is_nonblocking());
+  const auto other = open(folder_.path("a"));
+  EXPECT_EQ(::fcntl(other->descriptor(), F_GETFL) & O_NONBLOCK, 0);
+}
+
 TEST_F(AFileStore, knows_when_its_name_means_another_file) {
   const auto store = open(folder_.write("a", "hello"));
   std::filesystem::rename(folder_.write("b", "other"), folder_.path("a"));

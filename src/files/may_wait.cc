@@ -10,7 +10,6 @@
 
 #include "base/unique_fd.h"
 #include "files/by_mount.h"
-#include "files/file_status.h"
 
 namespace penstock::files {
 namespace {
@@ -43,7 +42,7 @@ Lookup look_in_memory(const std::string& name) {
   if (const UniqueFd file = find_in_memory(name.c_str())) {
     const auto status = status_of(file.get(), AT_STATX_DONT_SYNC);
     if (!status || !is_local(file.get(), *status)) return {};
-    return {.may_wait = false, .status = status->basic};
+    return {.may_wait = false, .status = status->basic, .all = status};
   }
   // In a folder of a local disk its entry is looked up there; a link may lead elsewhere.
   const std::size_t slash = name.rfind('/');
@@ -54,9 +53,9 @@ Lookup look_in_memory(const std::string& name) {
   if (!folder_status || entry.empty() || !is_local(above.get(), *folder_status)) return {};
   struct stat status = {};
   if (::fstatat(above.get(), entry.c_str(), &status, AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT) != 0)
-    return {.may_wait = errno != ENOENT, .status = {}};
+    return {.may_wait = errno != ENOENT};
   // Nor is a folder told of: it may be where another file system is mounted.
-  if (!S_ISREG(status.st_mode)) return {.may_wait = S_ISLNK(status.st_mode), .status = {}};
+  if (!S_ISREG(status.st_mode)) return {.may_wait = S_ISLNK(status.st_mode)};
   return {.may_wait = false, .status = status};
 }
 

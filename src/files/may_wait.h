@@ -9,12 +9,15 @@
 #include <optional>
 #include <string>
 
+#include "files/file_status.h"
+
 namespace penstock::files {
 
 // What a name means.
 struct Lookup {
   bool may_wait = true;               // also where it can't be told
   std::optional<struct stat> status;  // of the file, if it is local and there
+  std::optional<FileStatus> all;      // the same with the rest, where the kernel had the file in memory
 };
 Lookup look_in_memory(const std::string& name);
 

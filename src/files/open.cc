@@ -59,12 +59,6 @@ Status check_file_unused(const struct stat& status, const std::string& name, Acc
   return S_ISREG(status.st_mode) ? check_unused(status, name, FileChange::in_place) : Status();
 }
 
-// O_NONBLOCK is for the moment of opening only: io_uring would fail where it should wait. `kept` are the other flags
-// that can be changed and were set.
-void make_blocking(int fd, int kept = 0) {
-  ::fcntl(fd, F_SETFL, kept);
-}
-
 int access_flags(Access access) {
   return access == Access::read ? O_RDONLY : O_RDWR;
 }
@@ -215,9 +209,19 @@ Result<Found> describe_file(OpenedFile& file, const std::string& name, Access ac
   return Found{status, facts->disk};
 }
 
-Result<Found> describe(OpenedFile& file, const std::string& name, Access access) {
+// What does not change while a file lives need not be asked for again.
+std::optional<FileStatus> status_again(int fd, const std::optional<FileStatus>& known) {
+  struct stat now = {};
+  const bool is_known =
+      known && S_ISREG(known->basic.st_mode) && ::fstat(fd, &now) == 0 && same_file(now, known->basic);
+  return is_known ? FileStatus{now, known->mount, known->direct} : status_of(fd);
+}
+
+// `known`: of the file that had the name a moment ago.
+Result<Found> describe(OpenedFile& file, const std::string& name, Access access,
+                       const std::optional<FileStatus>& known = {}) {
   const int fd = file.buffered.get();
-  const auto status = status_of(fd);
+  const auto status = status_again(fd, known);
   if (!status) return system_error(errno, "ask about " + name);
   if (Status kind = check_kind(status->basic, name, access); !kind) return std::move(kind).error();
   StoreInfo& info = file.info;
@@ -390,13 +394,13 @@ Result<Found> open_again(OpenedFile& file, const std::string& name, const OpenOp
 }
 
 Result<Found> open_in_place(OpenedFile& file, const std::string& name, const OpenOptions& options,
-                            const std::optional<struct stat>& known) {
+                            const Lookup& known) {
   file.path = absolute_path(name);
-  auto opening = open_buffered(name, options, known);
+  auto opening = open_buffered(name, options, known.status);
   if (!opening) return std::move(opening).error();
   file.buffered = std::move(opening->fd);
   file.name_is_new = opening->maybe_created;
-  auto found = describe(file, name, options.access);
+  auto found = describe(file, name, options.access, known.all);
   if (!found) return found;
   if (!opening->created) {
     Status free = check_file_unused(found->status.basic, name, options.access);
@@ -463,8 +467,7 @@ int grow(int fd, off_t begin, off_t end) {
   return uninterrupted([&] { return ::ftruncate(fd, end); }) == 0 ? 0 : errno;
 }
 
-Result<OpenedFile> open_known(const std::string& name, const OpenOptions& options,
-                              const std::optional<struct stat>& known) {
+Result<OpenedFile> open_known(const std::string& name, const OpenOptions& options, const Lookup& known) {
   if (name.find('\0') != std::string::npos) {
     return Error{Code::invalid_argument, EINVAL, "the file name contains a zero byte", "check the name"};
   }
@@ -474,12 +477,17 @@ Result<OpenedFile> open_known(const std::string& name, const OpenOptions& option
                : options.descriptor >= 0         ? open_again(file, name, options)
                                                  : open_in_place(file, name, options, known);
   if (!found) return std::move(found).error();
-  make_blocking(file.buffered.get());
+  file.is_nonblocking = file.info.kind == StoreKind::file && !is_remote(file.info.locality);
+  if (!file.is_nonblocking) make_blocking(file.buffered.get());
   add_direct(file, *found);
   return opened;
 }
 
 }  // namespace
+
+void make_blocking(int fd, int kept) {
+  ::fcntl(fd, F_SETFL, kept);
+}
 
 Result<OpenedFile> open_file(const std::string& name, const OpenOptions& options) {
   return open_known(name, options, {});
@@ -488,7 +496,7 @@ Result<OpenedFile> open_file(const std::string& name, const OpenOptions& options
 std::optional<Result<OpenedFile>> open_file_now(const std::string& name, const OpenOptions& options) {
   const Lookup known = look_in_memory(name);
   if (known.may_wait) return std::nullopt;
-  return open_known(name, options, known.status);
+  return open_known(name, options, known);
 }
 
 UniqueFd open_direct(int buffered, const std::string& path, bool writable) {
@@ -500,10 +508,14 @@ UniqueFd open_direct(int buffered, const std::string& path, bool writable) {
   return second_of(status, std::move(direct));
 }
 
+engine::State state_of_file(const struct stat& status) {
+  return state_from(status, static_cast<std::uint64_t>(status.st_size));
+}
+
 Result<engine::State> state_of(int fd, const std::string& name) {
   struct stat status = {};
   if (::fstat(fd, &status) != 0) return system_error(errno, "ask about " + name);
-  if (!S_ISBLK(status.st_mode)) return state_from(status, static_cast<std::uint64_t>(status.st_size));
+  if (!S_ISBLK(status.st_mode)) return state_of_file(status);
   auto geometry = block_device_geometry(fd, name);
   if (!geometry) return std::move(geometry).error();
   return state_from(status, geometry->size_bytes);

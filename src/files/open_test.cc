@@ -66,7 +66,7 @@ TEST_F(OpenFile, tells_what_it_found) {
   EXPECT_NE(file->info.identity.text().find("modified at "), std::string::npos) << file->info.identity.text();
   EXPECT_EQ(file->info.identity.bytes().size(), file->info.identity.text().size());
   EXPECT_EQ(Identity::of_file(file->buffered.get()).value(), file->info.identity);
-  EXPECT_EQ(::fcntl(file->buffered.get(), F_GETFL) & O_NONBLOCK, 0);
+  EXPECT_EQ((::fcntl(file->buffered.get(), F_GETFL) & O_NONBLOCK) != 0, file->is_nonblocking);
   EXPECT_NE(::fcntl(file->buffered.get(), F_GETFD) & FD_CLOEXEC, 0);
 }
 

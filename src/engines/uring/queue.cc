@@ -225,6 +225,7 @@ std::uint64_t Queue::user_data(std::uint32_t index) const {
 }
 
 void Queue::fill(io_uring_sqe& entry, const Op& op) {
+  store_of(op).make_waiting();
   const int descriptor = files::descriptor_of(op);
   const auto entry_of_file = ensure_file(op, descriptor);
   const int file = entry_of_file ? static_cast<int>(*entry_of_file) : descriptor;

@@ -140,6 +140,15 @@ TEST_F(UringQueue, reads_by_every_path_whether_memory_is_attached_or_not) {
 }
 
 // The kernel would go on with them on that thread, and ends them with EFAULT.
+TEST_F(UringQueue, lets_operations_of_a_file_wait_that_was_opened_without) {
+  const auto ring = queue();
+  const auto store = open(file_.name());
+  const int fd = static_cast<Store&>(*store).buffered_fd();
+  ASSERT_NE(::fcntl(fd, F_GETFL) & O_NONBLOCK, 0);
+  EXPECT_EQ(run(*ring, read(*store, 0)).code, Code::ok);
+  EXPECT_EQ(::fcntl(fd, F_GETFL) & O_NONBLOCK, 0);
+}
+
 TEST_F(UringQueue, goes_on_with_what_a_thread_submitted_that_has_ended) {
   const auto store = open(file_.name());
   constexpr std::size_t count = 32;

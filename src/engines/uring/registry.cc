@@ -1,7 +1,5 @@
 #include "engines/uring/registry.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 
 namespace penstock::uring {
@@ -16,12 +14,6 @@ std::optional<std::uint32_t> find_run(const std::array<bool, size>& taken, std::
 }
 
 }  // namespace
-
-Registry::Registry() : process_(::getpid()) {}
-
-bool Registry::in_child() const {
-  return ::getpid() != process_;
-}
 
 void Registry::join(Registered& ring) {
   const std::lock_guard lock(mutex_);

@@ -15,6 +15,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/fork_guard.h"
 #include "engine/memory.h"
 
 namespace penstock::uring {
@@ -73,7 +74,6 @@ class AttachedMemory;
 
 class Registry : public engine::Memory {
  public:
-  Registry();
   void join(Registered& ring);
   void leave(Registered& ring);
 
@@ -85,9 +85,9 @@ class Registry : public engine::Memory {
 
  private:
   // A forked child has the descriptors of its parent's rings: it must not clear what the parent goes on using.
-  bool in_child() const;
+  bool in_child() const { return fork_guard_.in_child(); }
 
-  const int process_;
+  const ForkGuard fork_guard_;
   std::mutex mutex_;  // guards what follows
   std::vector<Registered*> rings_;
   std::uint64_t next_registration_ = 1;
