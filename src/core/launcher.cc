@@ -27,6 +27,20 @@ bool is_past_cache(Path path) {
   return path == Path::direct || path == Path::device;
 }
 
+// Of all lanes, of a local disk: the kernel reads ahead for the file, and takes reads that are far apart for random
+// ones. Two lanes read a cold file of 2 GB in 1.4 s with 4 MiB in flight, in 1.9 with 8, in 2.3 with 64; past the page
+// cache in 1.1.
+constexpr std::uint64_t read_ahead_bytes_total = 4 << 20;
+
+// Of what the part stands in, or stood in last.
+bool is_read_ahead(const Part& part) {
+  if (part.plan.path != Path::buffered || part.stage != Stage::transfer) return false;
+  const Request& request = *part.hold;
+  const Span& span = request.spans[part.range];
+  return request.direction == Direction::read && span.length >= Flow::counted_from_bytes &&
+         request.stores[span.store].entry->info().locality == Locality::local;
+}
+
 }  // namespace
 
 bool Launcher::make_queue(std::size_t engine) {
@@ -84,6 +98,11 @@ Launch Launcher::start_next(Part& part, TimePoint now) {
     part.was_left = true;
     return part.hold->has_more_units() ? Launch::waits : Launch::finished;
   }
+  // Before it takes a unit, so that lanes begin them in order.
+  const Options& options = lane_.environment.options;
+  const bool is_far_ahead = lane_.cached_bytes != 0 &&
+                            lane_.cached_bytes + options.storage_chunk_bytes > read_ahead_bytes_total / options.lanes;
+  if (is_far_ahead && is_read_ahead(part)) return Launch::waits;
   std::uint64_t room_bytes = UINT64_MAX;
   part.takes_long_slot = false;
   if (part.hold->fills_long_slots(part)) {

@@ -189,5 +189,62 @@ TEST(Launcher, fails_every_range_of_a_store_whose_queue_can_not_be_made) {
   EXPECT_EQ(report.failures[1].offset, 8192U);
 }
 
+// Ends one operation each time it is asked, moves nothing, and notes how much there was at most.
+class CountingQueue : public engine::Queue {
+ public:
+  explicit CountingQueue(std::uint64_t& bytes_most) : bytes_most_(bytes_most) {}
+  std::size_t submit(std::span<const Op> ops) override {
+    for (const Op& op : ops) bytes_ += op.length;
+    ops_.insert(ops_.end(), ops.begin(), ops.end());
+    bytes_most_ = std::max(bytes_most_, bytes_);
+    return ops.size();
+  }
+  std::size_t poll(std::span<engine::Done> done, TimePoint) override {
+    if (ops_.empty()) return 0;
+    const Op op = ops_.front();
+    ops_.erase(ops_.begin());
+    bytes_ -= op.length;
+    done[0] = {.cookie = op.cookie, .bytes = op.length, .route = Route::buffered};
+    return 1;
+  }
+  void wake() override {}
+  void cancel(std::uint64_t) override {}
+
+ private:
+  std::uint64_t& bytes_most_;
+  std::uint64_t bytes_ = 0;
+  std::vector<Op> ops_;
+};
+
+TEST(Launcher, keeps_little_in_flight_where_the_kernel_reads_ahead) {
+  constexpr std::uint64_t size_bytes = 32 << 20;
+  const auto most_in_flight = [](std::uint32_t lanes) {
+    std::uint64_t bytes_most = 0;
+    Script script;
+    script.name = "counting";
+    script.info = {.name = "x", .size_bytes = size_bytes, .page_cache = true};
+    script.size_now = size_bytes;
+    script.resident_bytes = [](std::uint64_t, std::uint64_t) { return 0; };
+    script.make_queue = [&](const engine::QueueOptions&) { return std::make_unique<CountingQueue>(bytes_most); };
+    auto table = std::make_shared<engine::Table>();
+    table->push_back(std::make_unique<ScriptedEngine>(script));
+    Options options;
+    options.lanes = lanes;
+    options.storage_chunk_bytes = 1 << 20;
+    const auto environment = std::make_shared<Environment>(table, options, Machine{});
+    const penstock::Store store(StoreEntry::open(*environment, "x", {}).value());
+    std::vector<std::byte> memory(size_bytes);
+    const Range range{&store, 0, Region::host(memory.data(), size_bytes)};
+    const auto request = Request::create(environment, {&range, 1}, {}, {.cache = Cache::keep}).value();
+    Lane lane(environment, {.runner = Runner::one_caller, .depth = 64, .cached_bytes_most = 64 << 20}, nullptr);
+    request->parts[0].hold = request;
+    lane.drive(request->parts[0]);
+    EXPECT_EQ(request->outcome(), Outcome::done);
+    return bytes_most;
+  };
+  EXPECT_EQ(most_in_flight(1), 4U << 20);
+  EXPECT_EQ(most_in_flight(16), 1U << 20) << "one operation each";
+}
+
 }  // namespace
 }  // namespace penstock::core

@@ -161,6 +161,19 @@ TEST_F(RequestTest, gives_several_units_at_once_where_long_pieces_are_better) {
   EXPECT_EQ(none.begin, none.end);
 }
 
+TEST_F(RequestTest, gives_a_unit_at_once_where_the_kernel_reads_ahead) {
+  const auto claimed_at_once = [&] {
+    const penstock::Store store = open();
+    const auto request = create({range(store, 0, 8 * unit_bytes)});
+    request->expect(engine::Path::buffered);
+    const auto first = next_claim(*request);
+    return first.end - first.begin;
+  };
+  EXPECT_EQ(claimed_at_once(), 1U);
+  script_.info.locality = Locality::network;
+  EXPECT_EQ(claimed_at_once(), 4U) << "its server likes long operations";
+}
+
 TEST_F(RequestTest, gives_groups_of_short_ranges_one_by_one_whatever_is_better_for_long_ones) {
   const penstock::Store store = open();
   std::vector<Range> ranges(1100, range(store, 0, 1));

@@ -270,10 +270,15 @@ Request::Claim Request::claim_units(const Part& part, std::uint64_t room_bytes) 
 std::uint32_t Request::claimed_at_once(std::uint32_t next, std::uint64_t room_bytes) const {
   if (is_for_one_lane_) return 1;
   const bool is_filling = fills_long_slots();
+  // Lanes read in order what the kernel reads ahead.
+  const bool is_read_ahead = direction == Direction::read && expected() == engine::Path::buffered &&
+                             stores[0].entry->info().locality == Locality::local;
   const Flow& flow = stores[0].entry->flow(direction);
   std::uint64_t bytes = has_gpu ? flow.staged_piece_bytes() : flow.plain_piece_bytes();
   if (is_filling) {
     bytes = std::min({LongSlots::of(environment_->options).slot_bytes, room_bytes, share_of_rest(next, 1)});
+  } else if (is_read_ahead) {
+    bytes = environment_->options.storage_chunk_bytes;
   } else if (expected() != engine::Path::direct) {
     const std::uint64_t longest = std::max(claimed_bytes_most, environment_->options.staging_slot_bytes);
     bytes = has_gpu ? std::min(longest, share_of_rest(next, parts.size())) : longest;
