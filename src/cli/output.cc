@@ -47,13 +47,25 @@ std::optional<std::size_t> terminal_columns(int fd) {
   return size.ws_col;
 }
 
-// Names of files and tensors may hold control characters, also those of two bytes, which a terminal would obey.
+// U+061C, U+200E, U+200F, U+202A to U+202E, U+2066 to U+2069: they change the order in which a terminal shows text.
+bool is_direction(std::string_view character) {
+  if (character.starts_with("\xd8\x9c")) return true;
+  if (character.size() < 3 || character[0] != '\xe2') return false;
+  const auto last = static_cast<unsigned char>(character[2]);
+  if (character[1] == '\x80') return last == 0x8e || last == 0x8f || (last >= 0xaa && last <= 0xae);
+  return character[1] == '\x81' && last >= 0xa6 && last <= 0xa9;
+}
+
+// Names of files and tensors may hold control characters, also those of more bytes, which a terminal would obey.
 void make_printable(std::string& text) {
   const auto is_control = [](unsigned char c) { return c < ' ' || c == 0x7f; };
   // Counting goes many bytes at a time, and mostly that is all.
   if (std::ranges::count_if(text, is_control) != 0) std::ranges::replace_if(text, is_control, '?');
   for (std::size_t at = 0; (at = text.find('\xc2', at)) != std::string::npos; ++at) {
     if (at + 1 < text.size() && static_cast<unsigned char>(text[at + 1]) < 0xa0) text.replace(at, 2, "?");
+  }
+  for (std::size_t at = 0; (at = text.find_first_of("\xd8\xe2", at)) != std::string::npos; ++at) {
+    if (is_direction(std::string_view(text).substr(at))) text.replace(at, text[at] == '\xe2' ? 3 : 2, "?");
   }
 }
 
