@@ -19,9 +19,9 @@ constexpr Duration kept_for = std::chrono::minutes(10);
 // To look for each file that was kept takes a system call.
 constexpr Duration looked_for_again_after = std::chrono::seconds(1);
 
-// What a first read may cost, that the next ones are quick: past the page cache it would take 1. A file of 2 GB that two
-// CPUs read again takes a third of that.
-constexpr double most_cost = 1.75;
+// What a first read through the page cache may cost, in terms of one past it. Each read of the file after that costs a
+// third on two CPUs, and less on more, so a second read pays for it.
+constexpr double max_cost = 2;
 
 // The bits of an entry: what block it is, then when it was read, in MiB.
 constexpr unsigned clock_bits = 24;
@@ -62,7 +62,7 @@ double DiskRates::Way::rate() const {
 bool DiskRates::is_faster_past() const {
   const bool is_known = past_.bytes.load(std::memory_order_relaxed) >= try_bytes / 2 &&
                         through_.bytes.load(std::memory_order_relaxed) >= try_bytes / 2;
-  return is_known && past_.rate() > most_cost * through_.rate();
+  return is_known && past_.rate() > max_cost * through_.rate();
 }
 
 Stays DiskRates::next(std::uint64_t bytes) {
