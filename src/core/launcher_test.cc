@@ -232,7 +232,7 @@ TEST(Launcher, keeps_little_in_flight_where_the_kernel_reads_ahead) {
     options.lanes = lanes;
     options.storage_chunk_bytes = 1 << 20;
     const auto environment = std::make_shared<Environment>(table, options, Machine{});
-    const penstock::Store store(StoreEntry::open(*environment, "x", {}).value());
+    const penstock::Store store = client::Access::store(StoreEntry::open(*environment, "x", {}).value());
     std::vector<std::byte> memory(size_bytes);
     const Range range{&store, 0, Region::host(memory.data(), size_bytes)};
     const auto request = Request::create(environment, {&range, 1}, {}, {.cache = Cache::keep}).value();

@@ -43,8 +43,8 @@ class Strays {
   enum class Standing : std::uint8_t { none, here, elsewhere, moving };
 
   Status walk(const std::string& below, int depth) {
-    constexpr int max_depth = 200;
-    if (depth > max_depth) {
+    constexpr int listed_depth = 200;
+    if (depth > listed_depth) {
       return skip(below, {Code::unsupported, 0, tier_.path + "/" + below + " is nested too deeply", ""});
     }
     const auto names = list_names(PathBeneath{&folder_, below});
