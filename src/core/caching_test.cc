@@ -189,7 +189,7 @@ TEST(DiskRates, are_compared_after_a_while_and_the_better_way_is_taken) {
       EXPECT_EQ(way, is_tried ? Stays::later : expected);
       const bool past = way == Stays::later || way == Stays::too_slow;
       tried += way == Stays::later ? mega : 0;
-      const Duration took = std::chrono::microseconds(past && is_faster_past ? 100 : 200);
+      const Duration took = std::chrono::microseconds(past ? (is_faster_past ? 99 : 100) : 200);
       now += took;
       rates.note(past ? engine::Path::direct : engine::Path::buffered, mega, took, now);
     }
@@ -204,8 +204,8 @@ TEST(DiskRates, are_compared_by_long_requests_too) {
   const auto next = [&] {
     const Stays way = rates.next(request);
     const bool past = way == Stays::later || way == Stays::too_slow;
-    now += std::chrono::seconds(past ? 1 : 2);
-    rates.note(past ? engine::Path::direct : engine::Path::buffered, request, std::chrono::seconds(past ? 1 : 2), now);
+    now += std::chrono::seconds(past ? 2 : 5);
+    rates.note(past ? engine::Path::direct : engine::Path::buffered, request, std::chrono::seconds(past ? 2 : 5), now);
     return way;
   };
   for (int times = 0; times < 3; ++times) {
