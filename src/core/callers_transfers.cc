@@ -79,7 +79,8 @@ StoreEntry* CallersTransfers::served(const Range& range, const RequestOptions& o
   if (entry == nullptr) return nullptr;
   const StoreInfo& info = entry->info();
   const bool is_served = info.page_cache && !is_remote(info.locality) &&
-                         entry->has_up_to(range.offset + range.memory.size_bytes) && entry->runs_inline();
+                         entry->has_up_to(range.offset + range.memory.size_bytes) &&
+                         (*environment_.engines)[entry->engine()]->description().inline_queue;
   return is_served ? entry : nullptr;
 }
 
@@ -163,13 +164,13 @@ bool CallersTransfers::read_cached(Transfer& transfer, Report& report) {
   const bool keeps = is_in_memory || transfer.cache == Cache::keep ||
                      (transfer.cache == Cache::automatic && entry.fits_page_cache(environment_, transfer.begun));
   engine::PageCache& cache = *entry.store().page_cache();
-  // To read what is not there may bring it there. What is long is left to lanes if it is not there.
-  const bool is_asked_first = !keeps || (!transfer.is_short() && !entry.seems_cached());
-  if (is_asked_first && cache.resident_bytes(transfer.offset(), transfer.length()) != transfer.length()) return false;
+  // To read what is not there may bring it there.
+  if (!keeps || !transfer.is_short()) {
+    if (cache.resident_bytes(transfer.offset(), transfer.length()) != transfer.length()) return false;
+  }
   const auto cached = cache.read_cached(transfer.offset(), transfer.memory());
   if (!cached) return false;
   const bool is_whole = *cached == transfer.length();
-  if (!transfer.is_short()) entry.note_cached(is_whole);
   if (is_whole) {
     if (is_in_memory) transfer.reason = Reason::in_memory;
   } else {

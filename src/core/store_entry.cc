@@ -122,7 +122,6 @@ StoreEntry::StoreEntry(const Environment& environment, Name name, EnginePlan pla
       closing_(is_remote(store_->info().locality) ? std::make_shared<Closing>(engines_) : nullptr),
       facts_(std::make_shared<StoreFacts>(describe(*engines_, std::move(plan), store_->info()))),
       host_reach_((*engines_)[facts_->engine]->description().host),
-      runs_inline_((*engines_)[facts_->engine]->description().inline_queue),
       read_alignment_(std::max<std::uint32_t>(store_->info().alignments.offset,
                                               static_cast<std::uint32_t>(environment.options.alignment_bytes))),
       write_alignment_(store_->info().kind == StoreKind::file

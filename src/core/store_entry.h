@@ -86,8 +86,6 @@ class StoreEntry final : public client::OpenStore, public std::enable_shared_fro
   bool from_host() const { return facts_->from_host; }
   // Which memory of the host its operations can name.
   engine::HostReach host_reach() const { return host_reach_; }
-  // Whether callers may run its operations themselves.
-  bool runs_inline() const { return runs_inline_; }
 
   // Others write to it, elsewhere than where it is read.
   bool is_growing() const { return name_.options.growing; }
@@ -106,11 +104,6 @@ class StoreEntry final : public client::OpenStore, public std::enable_shared_fro
   bool direct() const { return info().direct && !direct_refused_.load(std::memory_order_relaxed); }
   // Whether what was read of it last came past the page cache.
   bool seems_cold() const { return seems_cold_.load(std::memory_order_relaxed); }
-  // Whether the last long range that a caller read was in the page cache.
-  bool seems_cached() const { return seems_cached_.load(std::memory_order_relaxed); }
-  void note_cached(bool all) {
-    if (all != seems_cached()) seems_cached_.store(all, std::memory_order_relaxed);
-  }
   void note_path(engine::Path path) {
     const bool is_cold = path == engine::Path::direct;
     if (is_cold != seems_cold()) seems_cold_.store(is_cold, std::memory_order_relaxed);
@@ -165,13 +158,11 @@ class StoreEntry final : public client::OpenStore, public std::enable_shared_fro
   std::shared_ptr<Closing> closing_;         // shared with its operation; null: closing does not wait
   const std::shared_ptr<StoreFacts> facts_;  // shared with requests, which may outlive the store
   const engine::HostReach host_reach_;
-  const bool runs_inline_;
   const std::uint32_t read_alignment_;
   const std::uint32_t write_alignment_;
   std::atomic<std::uint64_t> size_bytes_;
   std::atomic<bool> direct_refused_{false};
   std::atomic<bool> seems_cold_{false};
-  std::atomic<bool> seems_cached_{false};
   const std::shared_ptr<Flow> read_flow_;  // shared by the stores of one device
   const std::shared_ptr<Flow> write_flow_;
   CachedFile cached_file_;
