@@ -78,7 +78,7 @@ void check(const penstock::Status& status) {
 
 class Measured {
  public:
-  Measured(const bench::Gpu& gpu, penstock::const Context& context, const Settings& settings)
+  Measured(const bench::Gpu& gpu, const penstock::Context& context, const Settings& settings)
       : gpu_(gpu),
         context_(context),
         model_(bench::value_of(penstock::Model::open(context, settings.file))),

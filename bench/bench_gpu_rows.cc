@@ -241,7 +241,7 @@ class Draw {
 // A graph that takes numbers, as if it computed them, and gathers by them; replayed one by one.
 class Replays {
  public:
-  Replays(const bench::Gpu& gpu, penstock::const Context& context, const penstock::Rows& table, std::size_t rows,
+  Replays(const bench::Gpu& gpu, const penstock::Context& context, const penstock::Rows& table, std::size_t rows,
           const penstock::RowsPlanOptions& options)
       : gpu_(gpu),
         plan_(bench::value_of(penstock::RowsPlan::make(penstock::Domain::cuda(0), {&table, 1}, rows, options))),

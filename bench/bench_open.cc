@@ -70,7 +70,7 @@ void check(const penstock::Status& status) {
   if (!status.ok()) bench::fail(status.error().message);
 }
 
-void replace(penstock::const Context& context, const std::string& name, const bench::Memory& memory) {
+void replace(const penstock::Context& context, const std::string& name, const bench::Memory& memory) {
   auto store = bench::value_of(context.open(name, {.access = Access::replace, .size_bytes = file_bytes}));
   const penstock::Range range{&store, 0, penstock::Region::host(memory.bytes().data(), file_bytes)};
   const penstock::Report report = context.transfer(penstock::Direction::write, {&range, 1});

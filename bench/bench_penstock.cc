@@ -44,7 +44,7 @@ struct Settings {
 // Samples the pinned bytes of a Context while it works, and keeps the highest.
 class MemoryWatch {
  public:
-  explicit MemoryWatch(const penstock::const Context& context)
+  explicit MemoryWatch(const penstock::Context& context)
       : thread_([this, &context](const std::stop_token& stop) {
           while (!stop.stop_requested()) {
             highest_ = std::max(highest_.load(), context.statistics().pinned_bytes);

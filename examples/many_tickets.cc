@@ -23,7 +23,7 @@ int pattern(std::size_t block) {
   return static_cast<int>(block * 37 % 251);
 }
 
-penstock::Status write_blocks(penstock::const Context& context, const char* path) {
+penstock::Status write_blocks(const penstock::Context& context, const char* path) {
   auto file = context.open(path, {.access = penstock::Access::replace, .size_bytes = block_count * block_bytes});
   if (!file) return file.error();
   auto memory = context.allocate(penstock::Domain::host(), block_bytes);
@@ -36,7 +36,7 @@ penstock::Status write_blocks(penstock::const Context& context, const char* path
   return file->commit();  // synced, and only now under its name
 }
 
-penstock::Status read_blocks(penstock::const Context& context, const char* path, std::size_t& right) {
+penstock::Status read_blocks(const penstock::Context& context, const char* path, std::size_t& right) {
   auto file = context.open(path);
   if (!file) return file.error();
   auto memory = context.allocate(penstock::Domain::host(), live * block_bytes);
