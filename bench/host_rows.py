@@ -421,6 +421,33 @@ def row_calls(setup):
     return {"rows": rows, "attempts": attempts}
 
 
+def row_queue(setup):
+    """A CompletionQueue, to what a program would write instead."""
+    setup.need_storage()
+    rows, attempts = [], {}
+    with Program([setup.program("bench_queue"), setup.small_file]) as program:
+        alone = attempts["latency"] = [program.ask("latency 0") for _ in range(setup.rounds)]
+        rows.append(figure("one read of 4 KiB past the page cache, a loop of poll: time to that of wait",
+                           [each["poll"] / each["wait"] for each in alone], "wait", 1.2, lower_is_better=True))
+        rows.append(figure("the same, epoll on the descriptor: time beyond that of wait",
+                           [each["epoll"] - each["wait"] for each in alone], "microseconds", 20e-6,
+                           lower_is_better=True))
+        for command, title, target in (
+                ("direct", "random reads of 4 KiB past the page cache, 64 in flight, to liburing", 0.85),
+                ("cached", "random reads of 4 KiB, cached, 64 in flight, to liburing", 0.8),
+                ("many", "5,000 cached reads of 4 KiB in flight, one epoll loop, to two threads", 0.9)):
+            if command != "direct":
+                harness.make_cached(setup.small_file)
+            pairs = attempts[command] = [program.ask(f"{command} 0") for _ in range(setup.rounds)]
+            rows.append(figure(f"{title}: speed", [pair["plain"]["seconds"] / pair["ours"]["seconds"] for pair in pairs],
+                               "plain", target))
+            rows.append(figure(f"{title}: CPU time",
+                               [pair["ours"]["cpu_seconds"] / pair["plain"]["cpu_seconds"] for pair in pairs], "plain"))
+        answer = program.ask("check")
+        setup.note("completion queue: bytes as expected", answer["right"], answer)
+    return {"rows": rows, "attempts": attempts}
+
+
 def row_kinds(setup):
     """100,000 scattered records of a kind in one request, against the same ranges asked for without a dictionary."""
     file, threads = setup.small_file, len(os.sched_getaffinity(0))
@@ -548,5 +575,5 @@ ROWS = {"cached": (row_cached, 0), "cold": (row_cold, 0), "loads": (row_loads, 0
         "fuse": (row_fuse, 0),
         "fuse-direct": (row_fuse_direct, 0), "memory": (row_memory, 0), "ranges": (row_ranges, 0),
         "far": (row_far, 0), "two-engines": (row_two_engines, 0), "start": (row_start, 0),
-        "calls": (row_calls, 0), "rows": (row_rows, 0), "kinds": (row_kinds, 0), "packed": (row_packed, 0),
-        "tiers": (row_tiers, 0), "open": (row_open, 0)}
+        "calls": (row_calls, 0), "queue": (row_queue, 0), "rows": (row_rows, 0), "kinds": (row_kinds, 0),
+        "packed": (row_packed, 0), "tiers": (row_tiers, 0), "open": (row_open, 0)}

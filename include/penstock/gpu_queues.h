@@ -22,7 +22,7 @@
 //
 // While a set is open, Penstock frees no GPU or pinned memory (HeldFrees), since that would wait for its kernels.
 //
-// Thread safety: any thread. Lifetime: the Context must outlive the server, and not be moved; the server outlives its
+// Thread safety: any thread. Lifetime: the server keeps its Context open; it must outlive its
 // sets: closing it closes them. Memory that the server may still write to is kept until it is not. In a forked child,
 // `open`, `stop` and `reset` fail with Code::closed.
 #pragma once

@@ -13,7 +13,7 @@
 // by one that counts them: whatever ends a writer, a record that counts is whole. Writers take turns, also those of
 // several processes. Readers wait for nobody, and find out about new records when they ask for one.
 //
-// Thread safety: any thread. Lifetime: a handle; copies share it. The Context must outlive it, and not be moved. In a
+// Thread safety: any thread. Lifetime: a handle; copies share it, and it keeps its Context open. In a
 // forked child, calls fail with Code::closed.
 #pragma once
 

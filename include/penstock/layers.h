@@ -19,7 +19,7 @@
 //
 // A load that fails is told by `acquire` of its group, once; the next one tries again. Others go on.
 //
-// Thread safety: any thread. Lifetime: the Context must outlive it, and not be moved; the Model need not. A thread of
+// Thread safety: any thread. Lifetime: it keeps its Context open, and does not need the Model. A thread of
 // its own loads ahead. The destructor cancels loads, and waits until streams have passed what was released, at most
 // `close_seconds`; if they have not, the memory is never given back. Memory of groups
 // that are still held goes. In a forked child, calls fail with Code::closed.

@@ -12,8 +12,8 @@
 // A file that is truncated meanwhile is an error. That takes a handler of SIGBUS, installed with the first table that
 // is mapped: it acts on our mappings within a gather, and leaves all else to the handler before it.
 //
-// Thread safety: any thread; gathers run at the same time. Lifetime: a handle; copies share the table. The Context must
-// outlive it, and not be moved. Numbers and memory are borrowed until a call returns, and longer where its report says
+// Thread safety: any thread; gathers run at the same time. Lifetime: a handle; copies share the table, which keeps its
+// Context open. Numbers and memory are borrowed until a call returns, and longer where its report says
 // `abandoned` (request.h). In a forked child, calls fail with Code::closed, and inside a completion callback gathers
 // with Code::would_deadlock.
 #pragma once

@@ -11,7 +11,7 @@
 //   };
 //   for (auto window = ring.next(begin); window && *window; window = ring.next(begin)) work_on(**window);
 //
-// Thread safety: one thread at a time. Lifetime: the Context must outlive it. The destructor cancels what is under way.
+// Thread safety: one thread at a time. Lifetime: it keeps its Context open. The destructor cancels what is under way.
 #pragma once
 
 #include <cstddef>
