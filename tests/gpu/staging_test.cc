@@ -421,7 +421,7 @@ TEST_P(ReadByCaller, AWriteToMemoryTakesOneLaneToo) {
   if (store.info().locality != Locality::memory) GTEST_SKIP() << "/dev/shm is not in memory";
   const Buffer memory = context.allocate(Domain::cuda(0), size).value();
   fill(memory.region(), content(7, 0, size));
-  for (const std::uint64_t length : {256 * mib / 1024 + 1, mib, 4 * mib}) {
+  for (const std::uint64_t length : {256 * mib / 1024 + 1, mib, 4 * mib, size}) {
     const Report report = context.write(store, 3, memory.region().part(0, length), {.durable = true});
     ASSERT_TRUE(report.ok()) << report.error->message;
     EXPECT_EQ(report.bytes, length);
