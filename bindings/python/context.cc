@@ -382,9 +382,10 @@ std::optional<std::uint64_t> plain_number(nb::handle number) {
 }
 
 // What most reads of an open store are, in one call: of a few bytes of a disk of this machine into a buffer, or to an
-// address in host memory. The Report; None if it is no such read: `transfer` does the others, and says what is wrong.
+// address in host memory, which `owner` has. The Report; None if it is no such read: `transfer` does the others, and
+// says what is wrong.
 nb::object read_brief(PythonContext& self, const HeldStore& store, nb::handle target, nb::handle offset,
-                      nb::handle size) {
+                      nb::handle size, nb::handle owner) {
   const auto begin = offset.is_none() ? std::optional<std::uint64_t>(0) : plain_number(offset);
   auto size_bytes = size.is_none() ? std::optional<std::uint64_t>() : plain_number(size);
   if (!begin || (!size.is_none() && !size_bytes)) return nb::none();
@@ -408,11 +409,9 @@ nb::object read_brief(PythonContext& self, const HeldStore& store, nb::handle ta
     return nb::none();
   }
   Report report = without_gil([&] { return context->read(store, *begin, Region::host(memory, *size_bytes)); });
-  if (report.outcome == Outcome::abandoned && view.obj != nullptr) {
-    keep_abandoned(context, nb::borrow(target));  // with the view, for good
-  } else {
-    PyBuffer_Release(&view);
-  }
+  const bool is_abandoned = report.outcome == Outcome::abandoned;
+  if (is_abandoned) keep_abandoned(context, nb::borrow(view.obj != nullptr ? target : owner));
+  if (!is_abandoned) PyBuffer_Release(&view);  // otherwise the view stays for good
   return to_python(finished(std::move(report)));
 }
 
@@ -541,7 +540,8 @@ void define_context(nb::module_& module) {
            nb::arg("pointer"), nb::arg("memory_bytes"), nb::arg("domain"), nb::arg("stream").none(),
            nb::arg("memory").none(), nb::arg("endings").none() = nb::none(), nb::arg("number") = 0)
       .def("read_brief", &read_brief, nb::arg("store"), nb::arg("target"), nb::arg("offset").none(),
-           nb::arg("size").none())
+           nb::arg("size").none(),
+           nb::arg("owner").none() = nb::none())
       .def("engines", &engines)
       .def("prefetch", &prefetch, nb::arg("path"), nb::arg("ranges"));
   module.def("gpus", &gpus);

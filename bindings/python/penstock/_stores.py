@@ -112,18 +112,19 @@ class Store(Reopening):
         if type(size) is int and size >= 0 and device == "cpu" and lba is None and count is None and progress is None:
             frame = framework_named(framework)
             target = frame.allocate_bytes(size, "host")
-            if self._read_brief(frame.address(target), offset, size) is not None:
+            if self._read_brief(frame.address(target), offset, size, target) is not None:
                 return target
         else:
             target = self._allocate(offset, size, lba, count, device, framework)
         self.read_into(target, offset, lba=lba, progress=progress)
         return target
 
-    def _read_brief(self, target: Any, offset: Optional[int], size: Optional[int]) -> Optional[Report]:
+    def _read_brief(self, target: Any, offset: Optional[int], size: Optional[int],
+                    owner: Any = None) -> Optional[Report]:
         """None: it is not so brief, or wrong."""
         core = self._open()
         try:
-            report: Optional[Report] = self._context._core.read_brief(core, target, offset, size)
+            report: Optional[Report] = self._context._core.read_brief(core, target, offset, size, owner)
         except Error as error:
             name_file(error, self._name)
             raise
