@@ -540,8 +540,7 @@ void define_context(nb::module_& module) {
            nb::arg("pointer"), nb::arg("memory_bytes"), nb::arg("domain"), nb::arg("stream").none(),
            nb::arg("memory").none(), nb::arg("endings").none() = nb::none(), nb::arg("number") = 0)
       .def("read_brief", &read_brief, nb::arg("store"), nb::arg("target"), nb::arg("offset").none(),
-           nb::arg("size").none(),
-           nb::arg("owner").none() = nb::none())
+           nb::arg("size").none(), nb::arg("owner").none() = nb::none())
       .def("engines", &engines)
       .def("prefetch", &prefetch, nb::arg("path"), nb::arg("ranges"));
   module.def("gpus", &gpus);

@@ -24,9 +24,9 @@ constexpr std::uint64_t gpu_unit_bytes_least = 128 << 10;
 constexpr std::uint64_t gpu_units_of_short_request = 8;
 // Longer ones take long enough for lanes to wake up, each with slots of its own.
 constexpr std::uint64_t run_on_caller_bytes_max = 32 << 20;
-// Where one lane does all of it. Past the page cache of an H200's host it read 16 MiB at 2.9 GB/s, and several at 3.7; to
-// the GPU at 2.9 and 4.1. To a file in tmpfs no two threads write at a time: 64 MiB from the GPU took one lane 7.6 to 9
-// ms, and several 11 to 12.
+// Where one lane does all of it. Past the page cache of an H200's host it read 16 MiB at 2.9 GB/s, and several at 3.7;
+// to the GPU at 2.9 and 4.1. To a file in tmpfs no two threads write at a time: 64 MiB from the GPU took one lane 7.6
+// to 9 ms, and several 11 to 12.
 constexpr std::uint64_t one_lane_bytes_max = 4 << 20;
 constexpr std::uint64_t one_lane_written_bytes_max = 64 << 20;
 // Lanes that write from GPU memory past the page cache, each a piece at a time. More only wait for each other at the
