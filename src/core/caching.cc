@@ -16,6 +16,10 @@ namespace {
 constexpr Duration asked_again_after = std::chrono::milliseconds(100);
 // A file that was not read for so long makes way for others.
 constexpr Duration kept_for = std::chrono::minutes(10);
+// Small control groups keep nothing: their dirty pages can't be written back as fast as they are made, and then the
+// kernel kills the process.
+constexpr std::uint64_t min_available_bytes = 40 << 20;
+
 // To look for each file that was kept takes a system call.
 constexpr Duration looked_for_again_after = std::chrono::seconds(1);
 
@@ -123,7 +127,8 @@ bool Caching::fits_now(const CachedFile& file, std::uint64_t size_bytes, TimePoi
                        const std::function<std::uint64_t()>& resident_bytes) {
   const std::lock_guard lock(mutex_);
   const PageMemory room = memory(now);
-  const std::uint64_t most = limit_bytes_ != 0 ? limit_bytes_ : room.available_bytes / 2;
+  const std::uint64_t half = room.available_bytes >= min_available_bytes ? room.available_bytes / 2 : 0;
+  const std::uint64_t most = limit_bytes_ != 0 ? limit_bytes_ : half;
   limit_.store(most, std::memory_order_relaxed);
   const auto others = [&] {
     const auto own = kept_.find(file.number);

@@ -39,6 +39,14 @@ class CachingTest : public testing::Test {
   int asked_ = 0;
 };
 
+TEST_F(CachingTest, keeps_nothing_where_little_memory_is_available) {
+  Caching caching = this->caching();
+  memory_.available_bytes = 40 * mega - 1;
+  EXPECT_FALSE(fits(caching, *file(1), mega));
+  memory_.available_bytes = 40 * mega;
+  EXPECT_TRUE(fits(caching, *file(1), mega));
+}
+
 TEST_F(CachingTest, keeps_a_file_of_up_to_half_of_the_available_memory) {
   Caching caching = this->caching();
   EXPECT_TRUE(fits(caching, *file(1), 50 * mega));
