@@ -66,7 +66,7 @@ class PENSTOCK_EXPORT CompletionQueue {
   // refused, for the same reasons as by Context::submit, has no completion. Short reads of cached bytes may be complete
   // when submit returns.
   [[nodiscard]] Status submit(const Submission& submission) const;
-  // Submits one after the other, at a lower cost than one by one. Returns how many were accepted, from the first on:
+  // Submits one after the other. Returns how many were accepted, from the first on:
   // fewer than all where the next was refused. An error if the first was.
   [[nodiscard]] Result<std::size_t> submit(std::span<const Submission> submissions) const;
 
